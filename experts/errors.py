@@ -15,6 +15,10 @@ class BadModel(DiskMoeError):
     """A model directory, its files or their contents cannot be used."""
 
 
+class DiskFull(BadModel):
+    """A conversion ran out of disk; what is written already is kept and can be resumed."""
+
+
 class OutOfBudget(DiskMoeError):
     """The memory budget cannot hold what must be resident."""
 

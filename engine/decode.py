@@ -1,0 +1,155 @@
+"""The loop: token ids in, token ids out.
+
+The prompt but for its last token is prefilled in chunks; the last prompt token is the first row of
+decoding, so each emitted token comes from a decode forward. Text, templates and stop strings live
+one layer above (``engine.text``); this file never sees a character.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.stats import Counters, Phase, RunStats, Snapshot
+
+
+class _Cache(Protocol):
+    """What the loop asks of a KV cache."""
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+    def trim(self, length: int) -> None: ...
+
+
+class Target(Protocol):
+    """What the loop asks of a model: see ``diskmoe.engine.model.forward.Transformer``."""
+
+    @property
+    def kv(self) -> _Cache: ...
+    @property
+    def counters(self) -> Counters: ...
+    @property
+    def selections(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    def forward(self, ids: np.ndarray, rows: Any) -> np.ndarray: ...
+
+
+class Picker(Protocol):
+    """Chooses a token from one row of logits."""
+
+    def pick(self, logits: np.ndarray) -> int: ...
+
+
+def check_prompt(ids: Sequence[int], vocab_size: int, context: int) -> None:
+    """Raises BadRequest when a prompt cannot be fed, before anything is read."""
+    if not len(ids):
+        raise BadRequest("the prompt is empty: give PROMPT, an argument, or text on stdin")
+    worst = max(ids)
+    if worst >= vocab_size or min(ids) < 0:
+        bad = worst if worst >= vocab_size else min(ids)
+        raise BadRequest(f"token id {bad} is outside the model's vocabulary of {vocab_size}")
+    if len(ids) >= context:
+        raise BadRequest(
+            f"the prompt is {len(ids)} tokens and CTX is {context}: "
+            f"shorten it or set CTX={_next_context(len(ids))} or more"
+        )
+
+
+def _next_context(tokens: int) -> int:
+    return -(-(tokens + 256) // 1024) * 1024
+
+
+def decode(
+    target: Target,
+    prompt_ids: Sequence[int],
+    picker: Picker,
+    *,
+    limit: int,
+    stop_ids: Collection[int] = (),
+    prefill_chunk: int = 256,
+    stats: RunStats | None = None,
+    on_prefill: Callable[[int, int], None] | None = None,
+) -> Iterator[int]:
+    """Yields the tokens that follow a prompt, the stop token among them.
+
+    Args:
+        target: the model; its KV cache holds nothing that the prompt does not begin with.
+        prompt_ids: at least one id, fewer than the cache's capacity.
+        limit: most tokens to yield.
+        stop_ids: ids that end the run.
+        stats: filled while running; ``stop_reason`` is ``"stop token"``, ``"limit"``,
+            ``"context full"`` or, when the caller stops early, ``"stopped"``.
+        on_prefill: called with (rows done, rows in all) after each chunk.
+
+    Raises:
+        BadRequest: see ``check_prompt``.
+    """
+    check_prompt(prompt_ids, target.vocab_size, target.kv.capacity)
+    stats = stats if stats is not None else RunStats()
+    stats.prompt_tokens = len(prompt_ids)
+    stats.stop_reason = "stopped"
+    started = time.perf_counter()
+    _prefill(target, prompt_ids, prefill_chunk, stats, on_prefill)
+    decode_started = time.perf_counter()
+    stops = frozenset(stop_ids)
+    pending = int(prompt_ids[-1])
+    while True:
+        logits = _forward(target, [pending], "last", stats.decode)
+        pending = picker.pick(logits[0])
+        now = time.perf_counter()
+        if stats.tokens == 0:
+            stats.ttft_seconds = now - started
+        stats.tokens += 1
+        stats.decode.seconds = now - decode_started
+        reason = _reason_to_stop(pending, stats.tokens, limit, stops, target.kv)
+        if reason:
+            stats.stop_reason = reason
+        yield pending
+        if reason:
+            return
+
+
+def _reason_to_stop(
+    token: int, tokens: int, limit: int, stops: frozenset[int], kv: _Cache
+) -> str | None:
+    if token in stops:
+        return "stop token"
+    if tokens >= limit:
+        return "limit"
+    if kv.length >= kv.capacity:
+        return "context full"
+    return None
+
+
+def _prefill(
+    target: Target,
+    prompt_ids: Sequence[int],
+    chunk: int,
+    stats: RunStats,
+    on_prefill: Callable[[int, int], None] | None,
+) -> None:
+    started = time.perf_counter()
+    reused = target.kv.length
+    rows = len(prompt_ids) - 1
+    for begin in range(reused, rows, chunk):
+        end = min(begin + chunk, rows)
+        _forward(target, prompt_ids[begin:end], "none", stats.prefill)
+        stats.prefill.seconds = time.perf_counter() - started
+        if on_prefill:
+            on_prefill(end, rows)
+
+
+def _forward(target: Target, ids: Sequence[int], rows: str, phase: Phase) -> np.ndarray:
+    before = Snapshot.take(target.counters, target.selections)
+    started = time.perf_counter()
+    logits = target.forward(np.asarray(ids, dtype=np.int32), rows)
+    seconds = time.perf_counter() - started
+    phase.add(before, Snapshot.take(target.counters, target.selections), len(ids), seconds)
+    return logits

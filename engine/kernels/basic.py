@@ -1,0 +1,187 @@
+"""Norms, activations, rotary embedding and sums: what happens between the matrices.
+
+The rule of this file: elementwise operations round once each; a sum over a row goes into 16 lanes
+(column c into lane c % 16, by fma) that are added as the tree of halves in `simd.lane_sum`.
+
+    rms_norm(x, weight, 1e-6, out)
+    silu_mul(gate, up, gate)
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from diskmoe.engine.kernels.simd import (
+    address,
+    fma,
+    lane_sum,
+    load_f32,
+    mul,
+    sigmoid,
+    silu,
+    splat,
+    store_f32,
+)
+
+Floats = npt.NDArray[np.float32]
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> Floats:
+    """out = x / sqrt(mean(x*x) + eps) * weight over the last axis; returns `out` (may be x).
+
+    x, out (..., d) C-contiguous, weight (d,): a (n, heads, head_dim) array is normed per head.
+    """
+    _check(x, out)
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(f"norm weight {weight.shape} for rows of {x.shape[-1]}")
+    _rms_norm(_flat(x), weight, np.float32(eps), _flat(out))
+    return out
+
+
+def silu_mul(gate: Floats, up: Floats, out: Floats) -> Floats:
+    """out = gate / (1 + exp(-gate)) * up, any equal shapes; returns `out` (may be gate or up)."""
+    _check(gate, up, out)
+    _silu_mul(_flat(gate), _flat(up), _flat(out))
+    return out
+
+
+def sigmoid_(x: Floats) -> Floats:
+    """x = 1 / (1 + exp(-x)) in place; returns x."""
+    _check(x)
+    _sigmoid(_flat(x))
+    return x
+
+
+def add(y: Floats, x: Floats) -> Floats:
+    """y += x in place, equal shapes; returns y."""
+    _check(y, x)
+    _add(_flat(y), _flat(x))
+    return y
+
+
+def add_bias(y: Floats, bias: Floats) -> Floats:
+    """y (n, d) += bias (d,) in place; returns y."""
+    _check(y)
+    if bias.shape != y.shape[-1:]:
+        raise ValueError(f"bias {bias.shape} for rows of {y.shape[-1]}")
+    _add_bias(y.reshape(-1, y.shape[-1]), bias)
+    return y
+
+
+def rope_tables(
+    inverse_frequencies: npt.NDArray[np.floating], n_positions: int, factor: float = 1.0
+) -> tuple[Floats, Floats]:
+    """cos, sin f32 (n_positions, dims/2) for the frequencies (dims/2,), times `factor` (yarn).
+
+    Plain RoPE has ``theta ** -(arange(0, dims, 2) / dims)``. Angles are rounded to f32 before the
+    cosine, as the models were trained; the cosine itself is taken in float64 and then rounded.
+    """
+    positions = np.arange(n_positions, dtype=np.float32)
+    angles = positions[:, None] * inverse_frequencies.astype(np.float32)[None, :]
+    wide = angles.astype(np.float64)
+    cos = np.cos(wide).astype(np.float32) * np.float32(factor)
+    sin = np.sin(wide).astype(np.float32) * np.float32(factor)
+    return cos, sin
+
+
+def rope(x: Floats, cos: Floats, sin: Floats, start: int, interleaved: bool = False) -> Floats:
+    """Rotate x (n, heads, head_dim) in place, row i at position start + i; returns x.
+
+    The first 2 * cos.shape[1] dims of each head are rotated, the rest stay (partial rotary).
+    Half-split pairs (d, d + dims/2), interleaved pairs (2d, 2d + 1).
+    """
+    _check(x)
+    n, _, head_dim = x.shape
+    if cos.shape != sin.shape or 2 * cos.shape[1] > head_dim:
+        raise ValueError(f"rotary tables {cos.shape}, {sin.shape} for heads of {head_dim}")
+    if start < 0 or start + n > len(cos):
+        raise ValueError(f"rows {start}..{start + n - 1} with rotary tables for {len(cos)}")
+    _rope(x, cos, sin, start, interleaved)
+    return x
+
+
+def _check(*arrays: Floats) -> None:
+    shape = arrays[0].shape
+    for array in arrays:
+        if array.dtype != np.float32 or array.shape != shape or not array.flags.c_contiguous:
+            raise ValueError(
+                f"C-contiguous float32 {shape} expected, got {array.dtype} {array.shape}"
+                f"{'' if array.flags.c_contiguous else ', not C-contiguous'}"
+            )
+
+
+def _flat(x: Floats) -> Floats:
+    return x.reshape(-1)
+
+
+@njit(cache=True, nogil=True)
+def _rms_norm(x, weight, eps, out):  # pragma: no cover - compiled
+    """x, out f32 (n * d,), weight f32 (d,)."""
+    d = len(weight)
+    whole = d // 16 * 16
+    tail = np.zeros(16, np.float32)
+    for row in range(len(x) // d):
+        first = row * d
+        at = address(x) + first * 4
+        squares = splat(np.float32(0.0))
+        for c in range(0, whole, 16):
+            v = load_f32(at + c * 4)
+            squares = fma(v, v, squares)
+        if whole < d:
+            for c in range(whole, d):
+                tail[c - whole] = x[first + c]
+            v = load_f32(address(tail))
+            squares = fma(v, v, squares)
+        mean = lane_sum(squares) / np.float32(d)
+        inverse = np.float32(1.0) / np.sqrt(mean + eps)
+        for c in range(d):
+            out[first + c] = (x[first + c] * inverse) * weight[c]
+
+
+@njit(cache=True, nogil=True)
+def _silu_mul(gate, up, out):  # pragma: no cover - compiled
+    whole = len(gate) // 16 * 16
+    for c in range(0, whole, 16):
+        activated = mul(silu(load_f32(address(gate) + c * 4)), load_f32(address(up) + c * 4))
+        store_f32(address(out) + c * 4, activated)
+    for c in range(whole, len(gate)):
+        out[c] = silu(gate[c]) * up[c]
+
+
+@njit(cache=True, nogil=True)
+def _sigmoid(x):  # pragma: no cover - compiled
+    whole = len(x) // 16 * 16
+    for c in range(0, whole, 16):
+        store_f32(address(x) + c * 4, sigmoid(load_f32(address(x) + c * 4)))
+    for c in range(whole, len(x)):
+        x[c] = sigmoid(x[c])
+
+
+@njit(cache=True, nogil=True)
+def _add(y, x):  # pragma: no cover - compiled
+    for c in range(len(y)):
+        y[c] += x[c]
+
+
+@njit(cache=True, nogil=True)
+def _add_bias(y, bias):  # pragma: no cover - compiled
+    for row in range(y.shape[0]):
+        for c in range(y.shape[1]):
+            y[row, c] += bias[c]
+
+
+@njit(cache=True, nogil=True)
+def _rope(x, cos, sin, start, interleaved):  # pragma: no cover - compiled
+    n, heads, _ = x.shape
+    pairs = cos.shape[1]
+    near = 2 if interleaved else 1
+    far = 1 if interleaved else pairs
+    for i in range(n):
+        for head in range(heads):
+            for d in range(pairs):
+                a = x[i, head, d * near]
+                b = x[i, head, d * near + far]
+                c = cos[start + i, d]
+                s = sin[start + i, d]
+                x[i, head, d * near] = a * c - b * s
+                x[i, head, d * near + far] = b * c + a * s

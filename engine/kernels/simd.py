@@ -1,0 +1,347 @@
+"""Vectors of 16 lanes and the intrinsics that the kernels are written in.
+
+The rule of this file: an operation is one IEEE operation per lane (fma where it says fma), so its
+bits do not depend on the machine. Nothing is left to the compiler: no fast-math flag, no libm, no
+contraction. Where a processor has something faster that is exact as well (AVX2's byte products,
+F16C's widening), the code made for `HOST` uses it; the code made for `PORTABLE` never does, and the
+tests compare the two. `path` arguments take one of these two. They differ in their Numba type, so
+one source compiles into either, and the features are asked when code is made, never at import.
+
+Addresses are plain int64 numbers: kernels are given arrays, take `address(array)` and add byte
+offsets to it. Nothing checks them; the Python functions around the kernels do.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+HOST = None  # the best instructions that the host has
+PORTABLE = True  # plain LLVM vector code, the same bits
+
+LANES = 16
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F32 = ir.FloatType()
+
+
+class Vector(types.Type):
+    """16 lanes of f32 or of i32; lives in registers only."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+
+
+f32x16 = Vector("f32x16")
+i32x16 = Vector("i32x16")
+_LLVM_TYPE = {"f32x16": ir.VectorType(F32, LANES), "i32x16": ir.VectorType(I32, LANES)}
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Numba's `intrinsic`, whose result type checkers take for the undecorated function."""
+    return intrinsic(function)
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Vector) -> None:
+        super().__init__(dmm, fe_type, _LLVM_TYPE[fe_type.name])
+
+
+# ---- helpers that build IR -----------------------------------------------------------------------
+
+
+def is_host(path: types.Type, context: Any, feature: str) -> bool:
+    """Whether code for `path` may use `feature`; Numba's own target decides, as for its cache."""
+    features = context.codegen().magic_tuple()[2].split(",")
+    return isinstance(path, types.NoneType) and f"+{feature}" in features
+
+
+def constant(ty: Any, value: float) -> ir.Constant:
+    if isinstance(ty, ir.VectorType):
+        return ir.Constant(ty, [value] * ty.count)
+    return ir.Constant(ty, value)
+
+
+def like(ty: Any, element: Any) -> Any:
+    """`element`, or the vector of as many of them as `ty` has lanes."""
+    return ir.VectorType(element, ty.count) if isinstance(ty, ir.VectorType) else element
+
+
+def call_llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
+    ty = ir.FunctionType(result, [arg.type for arg in args])
+    function = builder.module.globals.get(name) or ir.Function(builder.module, ty, name)
+    return builder.call(function, args)
+
+
+def _type_suffix(ty: Any) -> str:
+    return f"v{ty.count}f32" if isinstance(ty, ir.VectorType) else "f32"
+
+
+def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    return call_llvm(builder, f"llvm.fma.{_type_suffix(a.type)}", a.type, [a, b, c])
+
+
+def load_at(builder: Any, address: Any, offset: int, ty: Any, align: int) -> Any:
+    if offset:
+        address = builder.add(address, ir.Constant(I64, offset))
+    value = builder.load(builder.inttoptr(address, ty.as_pointer()))
+    value.align = align
+    return value
+
+
+def shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+
+
+def splat_lanes(builder: Any, value: Any, count: int) -> Any:
+    ty = ir.VectorType(value.type, count)
+    one = builder.insert_element(ir.Constant(ty, ir.Undefined), value, ir.Constant(I32, 0))
+    return shuffle(builder, one, one, [0] * count)
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+@compiled
+def address(typing_context, array):
+    """Address of an array's first element, as int64."""
+
+    def generate(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.ptrtoint(data, I64)
+
+    return types.int64(array), generate
+
+
+def _loader(element: Any, widen: Any) -> Any:
+    """An intrinsic that loads 16 elements and makes f32 lanes of them with `widen`."""
+
+    @compiled
+    def load(typing_context, at):
+        def generate(context, builder, signature, args):
+            ty = ir.VectorType(element, LANES)
+            value = load_at(builder, args[0], 0, ty, element.width // 8 if widen else 4)
+            return widen(builder, value) if widen else value
+
+        return f32x16(types.int64), generate
+
+    return load
+
+
+def _widen_bf16(builder: Any, value: Any) -> Any:
+    wide = builder.zext(value, ir.VectorType(I32, LANES))
+    return builder.bitcast(builder.shl(wide, constant(wide.type, 16)), _LLVM_TYPE["f32x16"])
+
+
+load_f32 = _loader(F32, None)  # 16 f32 at an address
+load_bf16 = _loader(I16, _widen_bf16)  # 16 bf16 at an address, as f32
+
+
+@compiled
+def load_f16(typing_context, path, at):
+    """16 f16 at an address, as f32."""
+
+    def generate(context, builder, signature, args):
+        f32s, i32s = _LLVM_TYPE["f32x16"], _LLVM_TYPE["i32x16"]
+        if is_host(signature.args[0], context, "f16c"):
+            halves = load_at(builder, args[1], 0, ir.VectorType(ir.HalfType(), LANES), 2)
+            return builder.fpext(halves, f32s)
+        bits = builder.zext(load_at(builder, args[1], 0, ir.VectorType(I16, LANES), 2), i32s)
+        magnitude = builder.and_(bits, constant(i32s, 0x7FFF))
+        # As an f32 pattern the exponent is 112 too small; the product is exact, subnormals too.
+        shifted = builder.bitcast(builder.shl(magnitude, constant(i32s, 13)), f32s)
+        finite = builder.bitcast(builder.fmul(shifted, constant(f32s, 2.0**112)), i32s)
+        special = builder.or_(
+            builder.shl(magnitude, constant(i32s, 13)), constant(i32s, 0x7F800000)
+        )
+        is_finite = builder.icmp_unsigned("<", magnitude, constant(i32s, 0x7C00))
+        sign = builder.shl(builder.and_(bits, constant(i32s, 0x8000)), constant(i32s, 16))
+        return builder.bitcast(builder.or_(builder.select(is_finite, finite, special), sign), f32s)
+
+    return f32x16(path, types.int64), generate
+
+
+@compiled
+def splat_at(typing_context, at):
+    """The f32 at an address in all lanes."""
+
+    def generate(context, builder, signature, args):
+        return splat_lanes(builder, load_at(builder, args[0], 0, F32, 4), LANES)
+
+    return f32x16(types.int64), generate
+
+
+@compiled
+def i32_at(typing_context, at):
+    """The int32 at an address."""
+
+    def generate(context, builder, signature, args):
+        return load_at(builder, args[0], 0, I32, 4)
+
+    return types.int32(types.int64), generate
+
+
+@compiled
+def store_f32(typing_context, at, value):
+    """16 f32 to an address."""
+
+    def generate(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], args[1].type.as_pointer())
+        builder.store(args[1], pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, f32x16), generate
+
+
+# ---- arithmetic, on f32x16 and on float32 alike --------------------------------------------------
+
+
+@compiled
+def splat(typing_context, value):
+    """A float32 in all lanes."""
+
+    def generate(context, builder, signature, args):
+        return splat_lanes(builder, args[0], LANES)
+
+    return f32x16(types.float32), generate
+
+
+def _elementwise(arity: int, emit: Any) -> Any:
+    """An intrinsic of `arity` equal arguments, f32x16 or float32, computed by `emit`."""
+
+    def generate(context, builder, signature, args):
+        return emit(builder, *args)
+
+    def resolve(first):
+        return f32x16 if isinstance(first, Vector) else types.float32
+
+    if arity == 1:
+
+        @compiled
+        def one(typing_context, a):
+            ty = resolve(a)
+            return ty(ty), generate
+
+        return one
+    if arity == 2:
+
+        @compiled
+        def two(typing_context, a, b):
+            ty = resolve(a)
+            return ty(ty, ty), generate
+
+        return two
+
+    @compiled
+    def three(typing_context, a, b, c):
+        ty = resolve(a)
+        return ty(ty, ty, ty), generate
+
+    return three
+
+
+def _emit_exp(builder: Any, x: Any) -> Any:
+    """e**x by x = n ln 2 + r, a polynomial of degree 7 in r, and two exact powers of two.
+
+    Relative error below 1.2e-7; 0 below -104, infinity above 88.73, NaN stays NaN. The
+    coefficients are Taylor's up to 1/7!: |r| <= 0.3466 leaves 6e-9 for the terms cut off.
+    """
+    ty = x.type
+    ints = like(ty, I32)
+
+    def number(value: float) -> ir.Constant:
+        return constant(ty, value)
+
+    low = builder.select(builder.fcmp_ordered(">", x, number(-105.0)), x, number(-105.0))
+    bounded = builder.select(builder.fcmp_ordered("<", low, number(90.0)), low, number(90.0))
+    magic = number(12582912.0)  # 1.5 * 2**23: adding and taking it away rounds to an integer
+    log2e = number(1.44269502162933349609375)
+    n = builder.fsub(builder.fadd(builder.fmul(bounded, log2e), magic), magic)
+    r = emit_fma(builder, n, number(-0.693145751953125), bounded)  # ln 2, upper bits: exact product
+    r = emit_fma(builder, n, number(-1.42860677166026784107089e-06), r)  # ln 2, the rest
+    p = number(1 / 5040)
+    for coefficient in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
+        p = emit_fma(builder, p, r, number(coefficient))
+    whole = builder.fptosi(n, ints)
+    half = builder.ashr(whole, constant(ints, 1))
+    for power in (half, builder.sub(whole, half)):
+        bits = builder.shl(builder.add(power, constant(ints, 127)), constant(ints, 23))
+        p = builder.fmul(p, builder.bitcast(bits, ty))
+    return builder.select(builder.fcmp_unordered("uno", x, x), x, p)
+
+
+def _emit_sigmoid(builder: Any, x: Any) -> Any:
+    one = constant(x.type, 1.0)
+    return builder.fdiv(one, builder.fadd(one, _emit_exp(builder, builder.fneg(x))))
+
+
+def _emit_silu(builder: Any, x: Any) -> Any:
+    one = constant(x.type, 1.0)
+    return builder.fdiv(x, builder.fadd(one, _emit_exp(builder, builder.fneg(x))))
+
+
+add = _elementwise(2, lambda builder, a, b: builder.fadd(a, b))
+mul = _elementwise(2, lambda builder, a, b: builder.fmul(a, b))
+fma = _elementwise(3, emit_fma)  # a * b + c, rounded once
+exp = _elementwise(1, _emit_exp)
+sigmoid = _elementwise(1, _emit_sigmoid)
+silu = _elementwise(1, _emit_silu)  # x / (1 + e**-x)
+
+
+@compiled
+def lane_sum(typing_context, value):
+    """The sum of the lanes as the tree of halves: i + (i+8), then i + (i+4), i + (i+2), i + (i+1)."""
+
+    def generate(context, builder, signature, args):
+        total = args[0]
+        while total.type.count > 1:
+            half = total.type.count // 2
+            low = shuffle(builder, total, total, list(range(half)))
+            high = shuffle(builder, total, total, list(range(half, 2 * half)))
+            total = builder.fadd(low, high)
+        return builder.extract_element(total, ir.Constant(I32, 0))
+
+    return types.float32(f32x16), generate
+
+
+@compiled
+def lane_of(typing_context, value, lane):
+    """One lane, as float32."""
+
+    def generate(context, builder, signature, args):
+        return builder.extract_element(args[0], args[1])
+
+    return types.float32(f32x16, types.int64), generate
+
+
+@compiled
+def float_bits(typing_context, value):
+    """The 32 bits of a float32, as int32."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], I32)
+
+    return types.int32(types.float32), generate
+
+
+@compiled
+def bits_float(typing_context, value):
+    """The float32 that has these 32 bits."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], F32)
+
+    return types.float32(types.int32), generate
+
+
+@compiled
+def to_f32(typing_context, value):
+    """i32x16 -> f32x16, rounded to nearest even."""
+
+    def generate(context, builder, signature, args):
+        return builder.sitofp(args[0], _LLVM_TYPE["f32x16"])
+
+    return f32x16(i32x16), generate

@@ -1,0 +1,202 @@
+"""From a path to a model ready to run: what it is, what it will need, then its weights.
+
+Everything that can be refused is refused from headers and numbers, before a weight is read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diskmoe.engine.errors import BadModel, BadRequest
+from diskmoe.engine.kernels.warm import compile_kernels
+from diskmoe.engine.model.config import ModelConfig, read_config
+from diskmoe.engine.model.forward import forward_scratch_bytes
+from diskmoe.engine.model.kvcache import kv_cache_bytes
+from diskmoe.engine.model.tensors import tensor_plan
+from diskmoe.engine.model.weights import LOAD_BLOCK_BYTES, dense_bytes
+from diskmoe.engine.stats import peak_rss_bytes
+from diskmoe.experts.budget import MemoryPlan, plan_memory
+from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
+from diskmoe.experts.container import Container, is_container
+from diskmoe.experts.formats import FORMATS, format_for_bits
+from diskmoe.experts.reader import DirectMode
+from diskmoe.experts.records import CheckpointRecords, ContainerRecords
+
+Say = Callable[[str], None]
+_DIRECT: Mapping[str, DirectMode] = {"auto": "auto", "1": "on", "0": "off"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run a model. None means: decided from the model or the machine.
+
+    cap: hot-store slots per layer. expert_bits, dense_bits: 4, 8, 16 or 32, for checkpoints that
+    are quantised on the way in. ctx: positions of the KV cache. ram_gb: memory budget in GiB.
+    """
+
+    cap: int | None = None
+    expert_bits: int | None = None
+    dense_bits: int | None = None
+    ctx: int = 4096
+    ram_gb: float | None = None
+    threads: int | None = None
+    io_threads: int = 4
+    direct: str = "auto"
+    prefill_chunk: int = 256
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model whose headers were read and found good; no weight is in memory yet."""
+
+    path: Path
+    source: Checkpoint | Container
+    config: ModelConfig
+    plan: TensorPlan
+    dense_format: str | None  # None: each matrix keeps its own
+    records: ContainerRecords | CheckpointRecords
+    notes: tuple[str, ...]
+
+    @property
+    def kernel_formats(self) -> tuple[str, ...]:
+        """The weight formats whose kernels a run needs."""
+        wanted = {self.records.expert_format, "f32"}  # the router is f32 always
+        wanted |= {self.dense_format} if self.dense_format else {"bf16"}
+        return tuple(name for name in FORMATS if name in wanted)
+
+
+def open_model(path: Path, options: Options) -> Opened:
+    """Reads the headers of a model directory and decides its formats.
+
+    Raises:
+        BadModel: not a model, damaged, or of a family that is not supported.
+        BadRequest: bits that no format has.
+    """
+    notes: list[str] = []
+    if path.suffix == ".gguf" and path.is_file():
+        raise BadModel(
+            f"{path}: GGUF files are not read by this version; "
+            "give a Hugging Face directory with safetensors, or a converted model"
+        )
+    if is_container(path):
+        container = Container.open(path)
+        config = read_config(container.config, str(path / "config.json"))
+        plan = tensor_plan(config, container.has)
+        _check_container(container, config, plan)
+        notes += _overruled(container, options)
+        records = ContainerRecords(container, _DIRECT[options.direct])
+        return Opened(path, container, config, plan, container.dense_format, records, tuple(notes))
+    checkpoint = Checkpoint.open(path)
+    config = read_config(checkpoint.config, str(path / "config.json"))
+    plan = tensor_plan(config, checkpoint.has)
+    checkpoint.verify(plan)
+    expert_format = format_for_bits(options.expert_bits) if options.expert_bits else None
+    dense_format = format_for_bits(options.dense_bits) if options.dense_bits else None
+    source = CheckpointRecords(checkpoint, plan, expert_format, options.io_threads)
+    if expert_format in ("q4", "q8"):
+        notes.append(
+            f"experts are quantised to {expert_format} at every miss; "
+            "'diskmoe convert' does it once and makes each expert one read"
+        )
+    if options.direct == "1":
+        notes.append("DIRECT=1 has no effect on a checkpoint that is not converted")
+    return Opened(path, checkpoint, config, plan, dense_format, source, tuple(notes))
+
+
+def _check_container(container: Container, config: ModelConfig, plan: TensorPlan) -> None:
+    where = container.path
+    pairs = (
+        ("hidden size", container.hidden, config.hidden),
+        ("expert width", container.ffn, config.expert_width),
+        ("experts", container.n_experts, config.experts),
+    )
+    for what, found, expected in pairs:
+        if found != expected:
+            raise BadModel(
+                f"{where}: the converted files have {what} {found}, config.json says {expected}: "
+                "one of them was changed; convert the model again"
+            )
+    for tensor in plan.dense:
+        if not container.has(tensor.name):
+            raise BadModel(f"{where}: tensor {tensor.name} is missing; convert the model again")
+        if tuple(container.shape(tensor.name)) != tuple(tensor.shape):
+            raise BadModel(
+                f"{where}: tensor {tensor.name} has shape {tuple(container.shape(tensor.name))}, "
+                f"config.json asks for {tuple(tensor.shape)}; convert the model again"
+            )
+    absent = sorted({layer.layer for layer in plan.experts} - set(container.layers))
+    if absent:
+        raise BadModel(f"{where}: the experts of layer {absent[0]} are missing; convert again")
+
+
+def _overruled(container: Container, options: Options) -> list[str]:
+    notes = []
+    for name, bits, own in (
+        ("EXPERT_BITS", options.expert_bits, container.expert_format),
+        ("DENSE_BITS", options.dense_bits, container.dense_format),
+    ):
+        if bits is not None and format_for_bits(bits) != own:
+            notes.append(f"{name}={bits} has no effect: the converted model is {own}")
+    return notes
+
+
+def ready_kernels(opened: Opened, say: Say) -> None:
+    """Compiles the kernels this model needs, or loads them from Numba's cache.
+
+    The cache answers within a second; when it does not, this is the first start: one line says so.
+    """
+    line = "kernels   being compiled for this processor, once; this takes half a minute"
+    late = threading.Timer(2.0, say, (line,))
+    late.daemon = True
+    late.start()
+    try:
+        compile_kernels(opened.kernel_formats)
+    finally:
+        late.cancel()
+
+
+def memory_plan(opened: Opened, options: Options) -> MemoryPlan:
+    """Where memory will go. Call after ``ready_kernels``: what is resident then is the base.
+
+    Raises:
+        OutOfBudget: not even one slot per layer fits; the message has all numbers.
+    """
+    config = opened.config
+    chunk = min(options.prefill_chunk, options.ctx)
+    layout = opened.records.record_layout
+    return plan_memory(
+        None if options.ram_gb is None else int(options.ram_gb * 2**30),
+        base_bytes=peak_rss_bytes(),
+        dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
+        kv_bytes=kv_cache_bytes(config, options.ctx),
+        scratch_bytes=forward_scratch_bytes(config, options.ctx, chunk, layout),
+        loader_bytes=LOAD_BLOCK_BYTES + opened.records.scratch_bytes,
+        slot_bytes=layout.nbytes,
+        n_moe_layers=len(config.moe_layers),
+        n_experts=config.experts,
+        wanted_cap=options.cap,
+        context=options.ctx,
+    )
+
+
+def json_file(path: Path) -> dict[str, Any] | None:
+    """A small JSON object beside the model, None when there is none."""
+    from diskmoe.engine.text.files import read_json_object
+
+    return read_json_object(path)
+
+
+def check_options(options: Options, config: ModelConfig) -> list[str]:
+    """Notes about options against the model; BadRequest for what cannot be.
+
+    A context beyond what the model was trained for runs, but its text gets worse: said once.
+    """
+    if options.ctx < 2:
+        raise BadRequest(f"CTX is {options.ctx}; at least 2 positions are needed")
+    if config.context and options.ctx > config.context:
+        return [f"CTX={options.ctx} is beyond the {config.context} positions of the model"]
+    return []

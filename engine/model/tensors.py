@@ -1,0 +1,149 @@
+"""Which tensors a model of a given configuration has, by name and shape: the ``TensorPlan``.
+
+The plan is made from ``ModelConfig`` and the family's names alone, without looking at a file, so
+a checkpoint can be verified, a converter can be fed and memory can be reckoned before any weight is
+read. Two kinds of dense tensors: ``matrix`` (may be quantised) and ``vector`` (kept as f32 in its
+own shape: norms, biases, and the router, whose small differences decide which experts run).
+"""
+
+from collections.abc import Callable, Iterator
+
+from diskmoe.engine.model.config import ModelConfig
+from diskmoe.engine.model.families import FAMILIES, Names
+from diskmoe.experts.checkpoint import DenseTensor, ExpertTensors, TensorPlan
+from diskmoe.experts.container import Container
+from diskmoe.experts.errors import BadModel
+
+
+def tensor_plan(config: ModelConfig, has: Callable[[str], bool] | None = None) -> TensorPlan:
+    """The tensors of ``config``.
+
+    ``has(name)`` tells whether the checkpoint holds a tensor: with it, the layer of the MTP head
+    (index ``config.layers``) is planned too where the files have one; without it, never.
+    """
+    names = FAMILIES[config.family].names
+    dense = list(_outer(config, names))
+    experts: list[ExpertTensors] = []
+    for layer in range(config.layers):
+        dense += _layer(config, names, layer, layer in config.moe_layers)
+    experts += [_experts(names, layer) for layer in config.moe_layers]
+    for layer in mtp_layers(config, has):
+        dense += _mtp(config, names, layer)
+        dense += _layer(config, names, layer, True)
+        experts.append(_experts(names, layer))
+    return TensorPlan(
+        n_layers=config.layers,
+        n_experts=config.experts,
+        hidden=config.hidden,
+        ffn=config.expert_width,
+        dense=tuple(dense),
+        experts=tuple(experts),
+    )
+
+
+def verify_container(container: Container, plan: TensorPlan) -> None:
+    """A converted model holds what ``plan`` asks for, or BadModel (a swapped config.json).
+
+    The container has checked itself when it was opened; this compares it with the config.
+    """
+    facts = (
+        ("hidden size", container.hidden, plan.hidden),
+        ("expert width", container.ffn, plan.ffn),
+        ("number of experts", container.n_experts, plan.n_experts),
+    )
+    for what, found, asked in facts:
+        if found != asked:
+            raise BadModel(
+                f"{container.path}: {what} is {found}, config.json says {asked}: one of the two is"
+                " of another model, convert again"
+            )
+    missing = sorted({e.layer for e in plan.experts} - set(container.layers))
+    if missing:
+        raise BadModel(
+            f"{container.path}: the experts of layer {missing[0]} are missing, config.json has"
+            f" {len(plan.experts)} layers with experts, the files {len(container.layers)}:"
+            " convert again"
+        )
+    for tensor in plan.dense:
+        found_shape = container.shape(tensor.name)
+        if found_shape != tensor.shape:
+            raise BadModel(
+                f"{container.path}: tensor {tensor.name} has shape {list(found_shape)},"
+                f" config.json asks for {list(tensor.shape)}: convert again"
+            )
+
+
+def mtp_layers(config: ModelConfig, has: Callable[[str], bool] | None) -> list[int]:
+    """The layer numbers of the MTP heads whose tensors are there."""
+    if has is None:
+        return []
+    names = FAMILIES[config.family].names
+    announced = range(config.layers, config.layers + config.mtp_layers)
+    return [i for i in announced if has(names.layer.format(L=i) + names.mtp_projection)]
+
+
+def _matrix(name: str, rows: int, cols: int) -> DenseTensor:
+    return DenseTensor(name, (rows, cols), "matrix")
+
+
+def _plain(name: str, *shape: int) -> DenseTensor:
+    return DenseTensor(name, shape, "vector")
+
+
+def _outer(config: ModelConfig, names: Names) -> Iterator[DenseTensor]:
+    yield _matrix(names.embedding, config.vocab, config.hidden)
+    yield _plain(names.final_norm, config.hidden)
+    if not config.tied:
+        yield _matrix(names.head, config.vocab, config.hidden)
+
+
+def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator[DenseTensor]:
+    at = names.layer.format(L=layer)
+    hidden = config.hidden
+    yield _plain(at + names.attention_norm, hidden)
+    yield _plain(at + names.ffn_norm, hidden)
+    for part, width in (
+        (names.q, config.q_width),
+        (names.k, config.kv_width),
+        (names.v, config.kv_width),
+    ):
+        yield _matrix(f"{at}{part}.weight", width, hidden)
+        if config.qkv_bias:
+            yield _plain(f"{at}{part}.bias", width)
+    yield _matrix(f"{at}{names.o}.weight", hidden, config.q_width)
+    if config.output_bias:
+        yield _plain(f"{at}{names.o}.bias", hidden)
+    if config.qk_norm != "none":
+        per_head = config.qk_norm == "per_head"
+        yield _plain(at + names.q_norm, config.head_dim if per_head else config.q_width)
+        yield _plain(at + names.k_norm, config.head_dim if per_head else config.kv_width)
+    if not moe:
+        yield _matrix(at + names.dense_gate, config.dense_width, hidden)
+        yield _matrix(at + names.dense_up, config.dense_width, hidden)
+        yield _matrix(at + names.dense_down, hidden, config.dense_width)
+        return
+    yield _plain(at + names.router, config.experts, hidden)
+    if config.correction_bias:
+        yield _plain(at + names.correction_bias, config.experts)
+    if config.shared_width:
+        yield _matrix(at + names.shared_gate, config.shared_width, hidden)
+        yield _matrix(at + names.shared_up, config.shared_width, hidden)
+        yield _matrix(at + names.shared_down, hidden, config.shared_width)
+
+
+def _experts(names: Names, layer: int) -> ExpertTensors:
+    at = names.layer.format(L=layer)
+    return ExpertTensors(
+        layer=layer,
+        gate=at + names.expert_gate,
+        up=at + names.expert_up,
+        down=at + names.expert_down,
+    )
+
+
+def _mtp(config: ModelConfig, names: Names, layer: int) -> Iterator[DenseTensor]:
+    at = names.layer.format(L=layer)
+    yield _plain(at + names.mtp_embedding_norm, config.hidden)
+    yield _plain(at + names.mtp_hidden_norm, config.hidden)
+    yield _matrix(at + names.mtp_projection, config.hidden, 2 * config.hidden)
+    yield _plain(at + names.mtp_final_norm, config.hidden)

@@ -1,0 +1,253 @@
+"""Dense weights: read tensor by tensor into one block of memory, then handed to the layers by role.
+
+From a Hugging Face checkpoint a matrix keeps its own precision (bf16 as bf16, f16 and f32 as f32)
+unless a format is asked for, then it is quantised on the way in; a converted model's own format
+wins. Norms, biases and the router are f32 always. The one rule: beside the finished weights
+there is at most one block of rows (and one norm or router) in memory, never a second copy of a
+matrix.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from diskmoe.engine.kernels.matmul import Matrix
+from diskmoe.engine.model.config import ModelConfig
+from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.scratch import Floats
+from diskmoe.engine.model.tensors import tensor_plan
+from diskmoe.experts.arena import Arena
+from diskmoe.experts.checkpoint import Checkpoint, DenseTensor
+from diskmoe.experts.container import Container
+from diskmoe.experts.errors import BadModel
+from diskmoe.experts.tiles import ALIGNMENT, PAGE, MatrixLayout, matrix_layout, pack
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    matrix: Matrix
+    bias: Floats | None
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionWeights:
+    q: Projection
+    k: Projection
+    v: Projection
+    o: Projection
+    q_norm: Floats | None  # (head_dim,) or (q_width,)
+    k_norm: Floats | None
+
+
+@dataclass(frozen=True, eq=False)
+class FfnWeights:
+    gate: Matrix  # (width, hidden)
+    up: Matrix
+    down: Matrix  # (hidden, width)
+
+
+@dataclass(frozen=True, eq=False)
+class RouterWeights:
+    matrix: Matrix  # (experts, hidden), f32
+    correction_bias: Floats  # (experts,), zeros where the family has none
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """A layer: ``dense`` or ``router`` (+ ``shared``) is there, never both."""
+
+    layer: int
+    attention_norm: Floats
+    attention: AttentionWeights
+    ffn_norm: Floats
+    dense: FfnWeights | None
+    router: RouterWeights | None
+    shared: FfnWeights | None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a dense tensor will lie in the block."""
+
+    tensor: DenseTensor
+    layout: MatrixLayout | None  # None: f32 in its own shape
+    offset: int
+    nbytes: int
+
+
+class DenseWeights:
+    """Named dense tensors in one block: matrices packed for the kernels, the rest f32."""
+
+    def __init__(self, places: list[_Place]) -> None:
+        self._places = {place.tensor.name: place for place in places}
+        self.nbytes = _total(places)
+        self._arena = Arena(1, self.nbytes)
+        self._block: npt.NDArray[np.uint8] = self._arena.slot(0)
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of a tensor, to read or to fill."""
+        place = self._places[name]
+        return self._block[place.offset : place.offset + place.nbytes]
+
+    def vector(self, name: str) -> Floats:
+        return self.raw(name).view(np.float32).reshape(self._places[name].tensor.shape)
+
+    def matrix(self, name: str) -> Matrix:
+        layout = self._places[name].layout
+        assert layout is not None, name
+        return Matrix(layout, self.raw(name))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    @property
+    def formats(self) -> Mapping[str, str]:
+        """Format of each matrix by tensor name."""
+        return {n: p.layout.format for n, p in self._places.items() if p.layout is not None}
+
+    def layer(self, config: ModelConfig, layer: int) -> LayerWeights:
+        """The weights of a layer by role. They are views: keep this object alive."""
+        names = FAMILIES[config.family].names
+        at = names.layer.format(L=layer)
+
+        def projection(part: str, biased: bool) -> Projection:
+            bias = self.vector(f"{at}{part}.bias") if biased else None
+            return Projection(self.matrix(f"{at}{part}.weight"), bias)
+
+        def ffn(gate: str, up: str, down: str) -> FfnWeights:
+            return FfnWeights(self.matrix(at + gate), self.matrix(at + up), self.matrix(at + down))
+
+        normed = config.qk_norm != "none"
+        attention = AttentionWeights(
+            q=projection(names.q, config.qkv_bias),
+            k=projection(names.k, config.qkv_bias),
+            v=projection(names.v, config.qkv_bias),
+            o=projection(names.o, config.output_bias),
+            q_norm=self.vector(at + names.q_norm) if normed else None,
+            k_norm=self.vector(at + names.k_norm) if normed else None,
+        )
+        dense = router = shared = None
+        if at + names.router not in self:
+            dense = ffn(names.dense_gate, names.dense_up, names.dense_down)
+        else:
+            bias = np.zeros(config.experts, np.float32)
+            if config.correction_bias:
+                bias = self.vector(at + names.correction_bias)
+            router = RouterWeights(self.matrix(at + names.router), bias)
+            if config.shared_width:
+                shared = ffn(names.shared_gate, names.shared_up, names.shared_down)
+        return LayerWeights(
+            layer=layer,
+            attention_norm=self.vector(at + names.attention_norm),
+            attention=attention,
+            ffn_norm=self.vector(at + names.ffn_norm),
+            dense=dense,
+            router=router,
+            shared=shared,
+        )
+
+    def embedding(self, config: ModelConfig) -> Matrix:
+        return self.matrix(FAMILIES[config.family].names.embedding)
+
+    def head(self, config: ModelConfig) -> Matrix:
+        """(vocab, hidden); the embedding itself where the two are tied."""
+        names = FAMILIES[config.family].names
+        return self.matrix(names.embedding if config.tied else names.head)
+
+    def final_norm(self, config: ModelConfig) -> Floats:
+        return self.vector(FAMILIES[config.family].names.final_norm)
+
+
+def load_dense(
+    source: Checkpoint | Container, config: ModelConfig, dense_format: str | None = None
+) -> DenseWeights:
+    """Read the dense weights of a checkpoint or of a converted model.
+
+    ``dense_format`` (a name in formats.FORMATS) quantises the matrices of a checkpoint; a
+    container's own formats win over it. Raises BadModel for what the files do not have, for a
+    wrong shape, and for a weight that is not finite where it is to be quantised.
+    """
+    places = _places(source, config, dense_format)
+    weights = DenseWeights(places)
+    for place in places:
+        name, out = place.tensor.name, weights.raw(place.tensor.name)
+        if place.layout is None:
+            _fill(out, _vector(source, place.tensor))
+        elif _is_router(place.tensor):
+            pack(_vector(source, place.tensor), place.layout, out)
+        elif isinstance(source, Container):
+            out[:] = source.read_dense(name)
+        else:
+            source.pack(name, place.layout, out)
+    return weights
+
+
+def dense_bytes(
+    source: Checkpoint | Container, config: ModelConfig, dense_format: str | None = None
+) -> int:
+    """What ``load_dense(...).nbytes`` will be; nothing but headers is looked at."""
+    return _total(_places(source, config, dense_format))
+
+
+def _places(
+    source: Checkpoint | Container, config: ModelConfig, dense_format: str | None
+) -> list[_Place]:
+    places: list[_Place] = []
+    offset = 0
+    for tensor in tensor_plan(config).dense:
+        layout = None
+        if tensor.kind == "matrix":
+            layout = _matrix_layout(source, tensor, dense_format)
+        elif _is_router(tensor):
+            layout = matrix_layout("f32", *tensor.shape)
+        nbytes = 4 * math.prod(tensor.shape) if layout is None else layout.nbytes
+        places.append(_Place(tensor, layout, offset, nbytes))
+        offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return places
+
+
+def _matrix_layout(
+    source: Checkpoint | Container, tensor: DenseTensor, dense_format: str | None
+) -> MatrixLayout:
+    if isinstance(source, Container):
+        layout = source.dense_layout(tensor.name)
+        if layout is None:
+            raise BadModel(
+                f"{source.path}: tensor {tensor.name} is stored as a vector, config.json makes it"
+                " a matrix: convert again"
+            )
+        if (layout.rows, layout.cols) != tensor.shape:
+            raise BadModel(
+                f"{source.path}: matrix {tensor.name} is stored as {layout.rows} x {layout.cols},"
+                f" config.json asks for {tensor.shape[0]} x {tensor.shape[1]}: convert again"
+            )
+        return layout
+    return matrix_layout(dense_format or source.own_format(tensor.name), *tensor.shape)
+
+
+def _is_router(tensor: DenseTensor) -> bool:
+    """The only tensors of two dimensions that are kept in f32 in every format."""
+    return tensor.kind == "vector" and len(tensor.shape) == 2
+
+
+def _vector(source: Checkpoint | Container, tensor: DenseTensor) -> Floats:
+    found = source.f32(tensor.name)
+    if found.shape != tensor.shape:
+        raise BadModel(
+            f"{source.path}: tensor {tensor.name} has shape {list(found.shape)},"
+            f" config.json asks for {list(tensor.shape)}"
+        )
+    return found
+
+
+def _fill(out: npt.NDArray[np.uint8], values: Floats) -> None:
+    out.view(np.float32)[:] = values.reshape(-1)
+
+
+def _total(places: list[_Place]) -> int:
+    """Bytes of the block, whole pages."""
+    end = places[-1].offset + places[-1].nbytes
+    return -(-end // PAGE) * PAGE

@@ -1,0 +1,187 @@
+"""What a run says about itself: the settings line, the report on stderr, the JSON object.
+
+Every number comes from ``RunStats`` or is measured here; ``REPORT_KEYS`` is a contract with the
+scripts that read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from diskmoe.engine.settings import SETTINGS, Value
+from diskmoe.engine.stats import RunStats, peak_rss_bytes, phase_json
+
+REPORT_KEYS = (
+    "text",
+    "token_ids",
+    "prompt_tokens",
+    "tokens",
+    "forwards",
+    "tokens_per_forward",
+    "prefill_seconds",
+    "decode_seconds",
+    "ttft_seconds",
+    "tok_per_s",
+    "hits",
+    "misses",
+    "hit_rate",
+    "selections",
+    "miss_bytes",
+    "bytes_per_token",
+    "read_wait_seconds",
+    "compute_seconds",
+    "peak_rss_bytes",
+    "budget_bytes",
+    "slots_per_layer",
+    "cache_state",
+    "stop_reason",
+    "drafts",
+    "settings",
+    "model",
+    "prefill",
+)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a report says about the model it ran."""
+
+    name: str
+    family: str
+    layers: int
+    experts: int
+    top_k: int
+    expert_bytes: int
+    expert_format: str
+    budget_bytes: int
+    slots_per_layer: int
+
+
+def human_bytes(count: float) -> str:
+    """``1536`` -> ``1.5 KiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("the last unit always returns")
+
+
+def shown(value: Any) -> str:
+    """A setting's value as a user would type it, cut short."""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, (tuple, list)):
+        value = ",".join(str(part) for part in value)
+    text = str(value).replace("\n", "\\n")
+    return repr(text if len(text) <= 40 else text[:37] + "...") if " " in text else text[:60]
+
+
+def settings_lines(values: Mapping[str, Value], verbose: bool) -> list[str]:
+    """The effective settings: what was given or decided; all of them when verbose."""
+    parts = [
+        f"{setting.name}={shown(values[setting.name].value)} ({values[setting.name].source})"
+        for setting in SETTINGS
+        if values[setting.name].value is not None
+        and (verbose or values[setting.name].source != "default")
+    ]
+    if not parts:
+        return ["settings  all default"]
+    if not verbose:
+        return ["settings  " + ", ".join(parts)]
+    return ["settings"] + ["  " + part for part in parts]
+
+
+def report_json(
+    stats: RunStats,
+    facts: ModelFacts,
+    values: Mapping[str, Value],
+    token_ids: Sequence[int],
+    text: str | None,
+) -> dict[str, Any]:
+    """The run as one JSON object; see ``REPORT_KEYS``."""
+    decode = stats.decode
+    report: dict[str, Any] = {
+        "text": text,
+        "token_ids": [int(token) for token in token_ids],
+        "prompt_tokens": stats.prompt_tokens,
+        "tokens": stats.tokens,
+        "forwards": decode.forwards,
+        "tokens_per_forward": stats.tokens_per_forward,
+        "prefill_seconds": stats.prefill.seconds,
+        "decode_seconds": decode.seconds,
+        "ttft_seconds": stats.ttft_seconds,
+        "tok_per_s": stats.tok_per_s,
+        "hits": decode.hits,
+        "misses": decode.misses,
+        "hit_rate": decode.hit_rate,
+        "selections": decode.selections,
+        "miss_bytes": decode.miss_bytes,
+        "bytes_per_token": stats.bytes_per_token,
+        "read_wait_seconds": decode.read_wait_seconds,
+        "compute_seconds": decode.compute_seconds,
+        "peak_rss_bytes": peak_rss_bytes(),
+        "budget_bytes": facts.budget_bytes,
+        "slots_per_layer": facts.slots_per_layer,
+        "cache_state": stats.cache_state,
+        "stop_reason": stats.stop_reason,
+        "drafts": {},
+        "settings": {
+            name: {"value": value.value, "source": value.source} for name, value in values.items()
+        },
+        "model": {
+            "name": facts.name,
+            "family": facts.family,
+            "layers": facts.layers,
+            "experts": facts.experts,
+            "top_k": facts.top_k,
+            "expert_bytes": facts.expert_bytes,
+            "expert_format": facts.expert_format,
+        },
+        "prefill": phase_json(stats.prefill),
+    }
+    assert tuple(report) == REPORT_KEYS
+    return report
+
+
+def report_lines(stats: RunStats, facts: ModelFacts) -> list[str]:
+    """The report for a person, to stderr."""
+    decode = stats.decode
+    if not stats.tokens:
+        return [f"report    no token was generated; stop: {stats.stop_reason}"]
+    lines = [
+        (
+            f"report    {stats.tokens} tokens in {decode.seconds:.2f} s, "
+            f"{stats.tok_per_s:.2f} tok/s; first after {stats.ttft_seconds:.2f} s; "
+            f"stop: {stats.stop_reason}"
+        ),
+        (
+            f"forwards  {decode.forwards}, {stats.tokens_per_forward:.2f} tokens/forward; prefill "
+            f"{stats.prefill.rows} rows in {stats.prefill.seconds:.2f} s{_prefill_experts(stats)}"
+        ),
+    ]
+    if decode.hit_rate is not None:
+        lines.append(
+            f"experts   hit rate {100 * decode.hit_rate:.1f} % ({decode.hits} hits, "
+            f"{decode.misses} misses, {decode.selections} selections), "
+            f"{facts.slots_per_layer} of {facts.experts} slots/layer; read "
+            f"{human_bytes(decode.miss_bytes)}, {human_bytes(stats.bytes_per_token or 0)}/token; "
+            f"cache {stats.cache_state}"
+        )
+    lines.append(
+        f"time      read wait {decode.read_wait_seconds:.2f} s, "
+        f"compute {decode.compute_seconds:.2f} s"
+    )
+    lines.append(
+        f"memory    peak {human_bytes(peak_rss_bytes())} of a budget of "
+        f"{human_bytes(facts.budget_bytes)}"
+    )
+    return lines
+
+
+def _prefill_experts(stats: RunStats) -> str:
+    rate = stats.prefill.hit_rate
+    if rate is None:
+        return ""
+    return f" (hit rate {100 * rate:.1f} %, read {human_bytes(stats.prefill.miss_bytes)})"

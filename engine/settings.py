@@ -1,0 +1,287 @@
+"""Every setting, once: environment name, flag, type, default, help.
+
+The command line, the README's table, the settings line of a run and the JSON report are all made
+from ``SETTINGS``; nothing else knows a default. A value comes from, in falling order: the flag (or
+positional argument), ``DISKMOE_<NAME>``, ``<NAME>``, the default.
+
+>>> values, notes = resolve({"TEMP": "0.5"}, {"NGEN": "16"})
+>>> values["TEMP"].value, values["TEMP"].source, values["NGEN"].source
+(0.5, 'flag --temp', 'env NGEN')
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diskmoe.engine.errors import BadRequest
+
+PREFIX = "DISKMOE_"
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"a whole number from {low} to {high}") from None
+        if not low <= value <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"a number from {low:g} to {high:g}") from None
+        if not (math.isfinite(value) and low <= value <= high):
+            raise ValueError(f"a number from {low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+def _switch(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("1 or 0")
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() in allowed:
+            return text.lower()
+        near = difflib.get_close_matches(text.lower(), allowed, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError("one of " + ", ".join(allowed) + hint)
+
+    return parse
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _bits(text: str) -> int:
+    if text in ("4", "8", "16", "32"):
+        return int(text)
+    raise ValueError("4, 8, 16 or 32")
+
+
+def _token_ids(text: str) -> tuple[int, ...]:
+    try:
+        ids = tuple(int(part) for part in text.replace(",", " ").split())
+    except ValueError:
+        raise ValueError("token ids like 1,2,3") from None
+    if not ids or min(ids) < 0:
+        raise ValueError("at least one token id, none negative, like 1,2,3")
+    return ids
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table. ``default`` None means: decided from the model or the machine."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+    kind: str = "VALUE"  # what stands behind the flag in the help; "" for a switch
+    group: str = "run"
+    effect: str = ""  # why it changes nothing in this version; "" for settings that work
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.lower().replace("_", "-")
+
+
+NO_DRAFTS = "this version has no draft sources yet, and drafts never change the text"
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("MODEL", _text, None, "model directory; without it the demo model", "DIR", "what"),
+    Setting("PROMPT", _text, None, "the prompt; else the argument, else stdin", "TEXT", "what"),
+    Setting("PROMPT_IDS", _token_ids, None, "the prompt as token ids: 1,2,3", "IDS", "what"),
+    Setting("SYSTEM", _text, None, "system message for the chat template", "TEXT", "what"),
+    Setting(
+        "CHAT",
+        _choice("auto", "1", "0"),
+        "auto",
+        "1 chat template, 0 raw text; auto: the template if the model has one",
+        "auto|1|0",
+        "what",
+    ),
+    Setting("NGEN", _integer(1, 1_000_000), 256, "most tokens to generate", "N", "what"),
+    Setting("IGNORE_EOS", _switch, False, "go on after the model's stop tokens", "", "what"),
+    Setting("STOP", _text, None, "stop before this text (\\n is a newline)", "TEXT", "what"),
+    Setting("TEMP", _number(0, 100), None, "temperature; 0 is greedy", "T", "sampling"),
+    Setting("TOP_K", _integer(0, 10_000_000), None, "keep the k likeliest; 0 all", "K", "sampling"),
+    Setting("TOP_P", _number(0, 1), None, "keep this share of probability", "P", "sampling"),
+    Setting("MIN_P", _number(0, 1), None, "drop below this share of the best", "P", "sampling"),
+    Setting("SEED", _integer(0, 2**63 - 1), None, "makes sampling repeatable", "N", "sampling"),
+    Setting("CTX", _integer(2, 10_000_000), 4096, "positions of the KV cache", "N", "memory"),
+    Setting("RAM_GB", _number(0.01, 100_000), None, "memory budget in GiB", "GB", "memory"),
+    Setting(
+        "CAP",
+        _integer(1, 100_000),
+        None,
+        "hot-store slots per layer; else what the budget holds",
+        "N",
+        "memory",
+    ),
+    Setting(
+        "EXPERT_BITS",
+        _bits,
+        None,
+        "bits of experts when a checkpoint is quantised on the way in",
+        "4|8|16|32",
+        "memory",
+    ),
+    Setting("DENSE_BITS", _bits, None, "the same for dense weights", "4|8|16|32", "memory"),
+    Setting("THREADS", _integer(1, 1024), None, "compute threads; else usable cores", "N", "speed"),
+    Setting("IO_THREADS", _integer(1, 64), 4, "reads in flight", "N", "speed"),
+    Setting(
+        "DIRECT",
+        _choice("auto", "1", "0"),
+        "auto",
+        "read experts past the page cache",
+        "auto|1|0",
+        "speed",
+    ),
+    Setting("PREFILL_CHUNK", _integer(1, 4096), 256, "prompt rows per forward", "N", "speed"),
+    Setting("DRAFT", _integer(0, 48), None, "drafts per forward", "N", "drafts", NO_DRAFTS),
+    Setting("MTP", _switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
+    Setting("GRAMMAR", _text, None, "GBNF file for drafts", "FILE", "drafts", NO_DRAFTS),
+    Setting(
+        "GRAMMAR_DRAFT", _integer(1, 48), None, "tokens per forced span", "N", "drafts", NO_DRAFTS
+    ),
+    Setting(
+        "PIN_GB",
+        _number(0, 100_000),
+        None,
+        "experts kept by learned use",
+        "GB",
+        "drafts",
+        "this version has no learned pins; the hot store is least recently used",
+    ),
+    Setting("STATS", _switch, True, "the report at the end", "0|1", "output"),
+    Setting("JSON", _switch, False, "one JSON object on stdout in place of the text", "", "output"),
+    Setting("VERBOSE", _switch, False, "every setting and where it comes from", "", "output"),
+    Setting("DEBUG", _switch, False, "a traceback with an error", "", "output"),
+    Setting("CACHE_DIR", _text, None, "where the demo model is kept", "DIR", "output"),
+)
+
+BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
+
+# Bare names that mean something else on some systems; only the prefixed form is sure to be ours.
+_FOREIGN = {
+    "TEMP": "is a directory on Windows",
+    "PROMPT": "is the command prompt's own template on Windows",
+    "CACHE_DIR": "belongs to other programs",
+    "DEBUG": "belongs to other programs",
+    "VERBOSE": "belongs to other programs",
+    "SYSTEM": "belongs to other programs",
+    "JSON": "belongs to other programs",
+}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A setting's value and where it comes from."""
+
+    value: Any
+    source: str
+
+
+def resolve(
+    flags: Mapping[str, str], env: Mapping[str, str], sources: Mapping[str, str] | None = None
+) -> tuple[dict[str, Value], list[str]]:
+    """All settings' values, and notes about what was ignored.
+
+    Args:
+        flags: text given on the command line by setting name.
+        env: the environment.
+        sources: where a flag's text came from, when it was not the flag itself.
+
+    Raises:
+        BadRequest: a value that does not parse, or an unknown ``DISKMOE_`` variable.
+    """
+    notes: list[str] = []
+    for key in env:
+        if key.startswith(PREFIX) and key[len(PREFIX) :] not in BY_NAME:
+            raise BadRequest(f"unknown setting {key}{did_you_mean(key, _prefixed())}")
+    values: dict[str, Value] = {}
+    for setting in SETTINGS:
+        values[setting.name] = _resolve_one(setting, flags, env, sources or {}, notes)
+    return values, notes
+
+
+def _prefixed() -> list[str]:
+    return [PREFIX + setting.name for setting in SETTINGS]
+
+
+def _resolve_one(
+    setting: Setting,
+    flags: Mapping[str, str],
+    env: Mapping[str, str],
+    sources: Mapping[str, str],
+    notes: list[str],
+) -> Value:
+    name = setting.name
+    if name in flags:
+        source = sources.get(name, f"flag {setting.flag}")
+        return Value(_parsed(setting, flags[name], source), source)
+    if PREFIX + name in env:
+        source = f"env {PREFIX}{name}"
+        return Value(_parsed(setting, env[PREFIX + name], source), source)
+    text = env.get(name)
+    if text is None or (text == "" and setting.name not in ("PROMPT", "SYSTEM")):
+        return Value(setting.default, "default")
+    if name == "PROMPT" and text == "$P$G":
+        notes.append("PROMPT=$P$G is the shell's own and was ignored")
+        return Value(setting.default, "default")
+    source = f"env {name}"
+    if name in _FOREIGN:
+        try:
+            return Value(setting.parse(text), source)
+        except ValueError:
+            notes.append(f"{name}={text!r} was ignored: the name {_FOREIGN[name]}")
+            return Value(setting.default, "default")
+    return Value(_parsed(setting, text, source), source)
+
+
+def _parsed(setting: Setting, text: str, source: str) -> Any:
+    try:
+        return setting.parse(text)
+    except ValueError as error:
+        shown = text if len(text) <= 60 else text[:57] + "..."
+        raise BadRequest(f"{setting.name} ({source}) is {shown!r}; it must be {error}") from None
+
+
+def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
+    """``"; did you mean X?"`` when a known word is near, else an empty string."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def settings_table() -> str:
+    """The README's table: one Markdown row per setting."""
+    rows = ["| setting | flag | default | meaning |", "|---|---|---|---|"]
+    for setting in SETTINGS:
+        default = "auto" if setting.default is None else str(setting.default)
+        default = {"False": "0", "True": "1"}.get(default, default)
+        kind = f" {setting.kind}" if setting.kind else ""
+        flag = f"`{setting.flag}{kind}`".replace("|", "\\|")
+        note = " (no effect in this version)" if setting.effect else ""
+        text = setting.help.replace("|", "\\|")
+        rows.append(f"| `{setting.name}` | {flag} | {default} | {text}{note} |")
+    return "\n".join(rows)

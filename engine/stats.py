@@ -1,0 +1,148 @@
+"""One stats object per run; every number has one definition, and it stands here.
+
+Decode and prefill are counted apart: prefill reads most experts once and would hide what a token
+costs. The last prompt token is the first decode forward's row, so every emitted token comes from a
+decode forward and plain decoding has exactly 1.0 tokens per forward.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+import psutil
+
+
+class Counters(Protocol):
+    """What the hot store counts, over its whole life."""
+
+    hits: int
+    misses: int
+    miss_bytes: int
+    read_wait_seconds: float
+
+
+@dataclass
+class Phase:
+    """Sums over the forwards of one phase.
+
+    hits, misses: per forward and layer, per unique expert: resident when the layer asked, or not.
+    selections: rows x top-k, summed over layers; not reads.
+    miss_bytes: bytes that misses demanded from disk.
+    read_wait_seconds: time in which computing had nothing to do but wait for a read.
+    forward_seconds: wall time inside forwards; computing is what is left without the wait.
+    """
+
+    forwards: int = 0
+    rows: int = 0
+    hits: int = 0
+    misses: int = 0
+    selections: int = 0
+    miss_bytes: int = 0
+    read_wait_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, before: Snapshot, after: Snapshot, rows: int, seconds: float) -> None:
+        """Books one forward from the counters before and after it."""
+        self.forwards += 1
+        self.rows += rows
+        self.hits += after.hits - before.hits
+        self.misses += after.misses - before.misses
+        self.selections += after.selections - before.selections
+        self.miss_bytes += after.miss_bytes - before.miss_bytes
+        self.read_wait_seconds += after.read_wait_seconds - before.read_wait_seconds
+        self.forward_seconds += seconds
+
+    @property
+    def hit_rate(self) -> float | None:
+        """hits / (hits + misses); None when no layer asked for an expert."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else None
+
+    @property
+    def compute_seconds(self) -> float:
+        return max(0.0, self.forward_seconds - self.read_wait_seconds)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The running counters at one moment."""
+
+    hits: int
+    misses: int
+    miss_bytes: int
+    read_wait_seconds: float
+    selections: int
+
+    @staticmethod
+    def take(counters: Counters, selections: int) -> Snapshot:
+        return Snapshot(
+            counters.hits,
+            counters.misses,
+            counters.miss_bytes,
+            counters.read_wait_seconds,
+            selections,
+        )
+
+
+@dataclass
+class RunStats:
+    """One run: a prompt, its prefill, its decode."""
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    ttft_seconds: float = 0.0
+    stop_reason: str = ""
+    cache_state: str = "cold"
+    prefill: Phase = field(default_factory=Phase)
+    decode: Phase = field(default_factory=Phase)
+
+    @property
+    def tokens_per_forward(self) -> float | None:
+        """Emitted tokens / target-model forwards after prefill."""
+        return self.tokens / self.decode.forwards if self.decode.forwards else None
+
+    @property
+    def tok_per_s(self) -> float | None:
+        """Emitted tokens / seconds from the end of prefill to the last token."""
+        return self.tokens / self.decode.seconds if self.decode.seconds > 0 else None
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Miss bytes of decode / emitted tokens."""
+        return self.decode.miss_bytes / self.tokens if self.tokens else None
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has ever had resident, in bytes."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if sys.platform == "darwin":
+        return int(peak)
+    # ru_maxrss survives exec, so a big parent would be booked on us; VmHWM starts anew.
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            for line in status:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return int(peak) * 1024
+
+
+def current_rss_bytes() -> int:
+    """Memory resident now, in bytes."""
+    return int(psutil.Process(os.getpid()).memory_info().rss)
+
+
+def phase_json(phase: Phase) -> dict[str, float | int | None]:
+    """A phase as plain numbers, for the report's ``prefill`` entry."""
+    numbers = {entry.name: getattr(phase, entry.name) for entry in fields(phase)}
+    numbers["hit_rate"] = phase.hit_rate
+    return numbers

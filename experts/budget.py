@@ -1,0 +1,263 @@
+"""How much memory may be used, and what fits in it.
+
+The rule of this file: every part is counted before work starts, and each number that was chosen
+comes with its reason in words. The budget is for the whole process, not for the cache on top of it.
+
+    plan = plan_memory(None, base_bytes=..., dense_bytes=..., wanted_cap=None)
+    print("\\n".join(plan.lines()))
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from diskmoe.experts.errors import OutOfBudget
+
+LEFT_SHARE = 0.15  # of what is available, for the page cache and for others
+LEFT_BYTES = 1 << 30  # and at least this, or half of what there is
+_UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
+
+
+def available_memory(root: Path = Path("/")) -> tuple[int, str]:
+    """(bytes that can be taken without swapping, where the number comes from).
+
+    The least of what the system has available and what each cgroup above this process (v1 or v2)
+    still allows; file pages that the kernel can drop count as allowed.
+    """
+    least, reason = psutil.virtual_memory().available, "available in the system"
+    for directory, limit_name, usage_name, inactive in _cgroups(root):
+        limit = _read_int(directory / limit_name)
+        usage = _read_int(directory / usage_name)
+        if limit is None or usage is None or limit >= _UNLIMITED:
+            continue
+        left = max(limit - usage + _stat(directory / "memory.stat", inactive), 0)
+        left = min(left, limit)
+        if left < least:
+            least, reason = left, f"left of the cgroup's {shown_bytes(limit)}"
+    return least, reason
+
+
+def _cgroups(root: Path) -> list[tuple[Path, str, str, str]]:
+    """Directories of this process's memory cgroups, innermost first, with their file names."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []  # not Linux
+    found = []
+    for line in lines:
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers == "":
+            mount = root / "sys/fs/cgroup"
+            names = ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            mount = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        # in a container the path may be the host's: then only the mount itself is there
+        found += [(mount.joinpath(*parts[:n]), *names) for n in range(len(parts), -1, -1)]
+    return found
+
+
+def _read_int(path: Path) -> int | None:
+    try:
+        return int(path.read_text().strip())
+    except (OSError, ValueError):  # "max" is no limit
+        return None
+
+
+def _stat(path: Path, key: str) -> int:
+    try:
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def shown_bytes(nbytes: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    size, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 100 else f"{size:.1f} {unit}"
+
+
+@dataclass(frozen=True)
+class MemoryRequest:
+    """What a run needs. Bytes; `wanted_cap` is the slots per layer the user asked for."""
+
+    base_bytes: int  # interpreter, libraries, compiled kernels, as measured
+    dense_bytes: int
+    kv_bytes: int
+    scratch_bytes: int
+    loader_bytes: int
+    slot_bytes: int  # one expert record
+    n_moe_layers: int
+    n_experts: int
+    wanted_cap: int | None = None
+    context: int | None = None  # positions that `kv_bytes` is for, to be told
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Everything but the hot store."""
+        dense_and_base = self.base_bytes + self.dense_bytes
+        return dense_and_base + self.kv_bytes + self.scratch_bytes + self.loader_bytes
+
+    @property
+    def set_bytes(self) -> int:
+        """One slot in every layer."""
+        return self.slot_bytes * self.n_moe_layers
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A budget and how it is spent."""
+
+    budget_bytes: int
+    reason: str
+    request: MemoryRequest
+    slots_per_layer: int
+    cap_reason: str
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.request.set_bytes * self.slots_per_layer
+
+    @property
+    def total_bytes(self) -> int:
+        """The most that the process is expected to hold."""
+        return self.request.fixed_bytes + self.arena_bytes
+
+    def lines(self) -> list[str]:
+        """The plan in sentences, for stderr."""
+        request = self.request
+        return [
+            f"memory budget {shown_bytes(self.budget_bytes)}: {self.reason}",
+            f"fixed {shown_bytes(request.fixed_bytes)}: {_parts(request)}",
+            self._hot_store(),
+        ]
+
+    def _hot_store(self) -> str:
+        request, share = self.request, 100 * self.arena_bytes / max(self.budget_bytes, 1)
+        return (
+            f"hot store {shown_bytes(self.arena_bytes)}: {share:.0f} % of the "
+            f"{shown_bytes(self.budget_bytes)} budget, {self.slots_per_layer} slots/layer of "
+            f"{shown_bytes(request.slot_bytes)} x {request.n_moe_layers} layers; {self.cap_reason}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan as plain numbers and strings."""
+        numbers = {key: value for key, value in asdict(self.request).items() if value is not None}
+        return {
+            "budget_bytes": self.budget_bytes,
+            "budget_reason": self.reason,
+            **numbers,
+            "slots_per_layer": self.slots_per_layer,
+            "slots_reason": self.cap_reason,
+            "arena_bytes": self.arena_bytes,
+            "total_bytes": self.total_bytes,
+        }
+
+
+def _parts(request: MemoryRequest) -> str:
+    positions = "" if request.context is None else f" for {request.context} positions"
+    return (
+        f"interpreter and kernels {shown_bytes(request.base_bytes)}, "
+        f"dense weights {shown_bytes(request.dense_bytes)}, "
+        f"KV cache {shown_bytes(request.kv_bytes)}{positions}, "
+        f"scratch {shown_bytes(request.scratch_bytes)}, "
+        f"loader {shown_bytes(request.loader_bytes)}"
+    )
+
+
+def auto_budget(available_bytes: int, reason: str) -> tuple[int, str]:
+    """(budget, reason) when the user gave none: what is available less what is left to others.
+
+    At least 15 % and 1 GiB are left; on a machine with under 2 GiB available, half.
+    """
+    left = max(int(available_bytes * LEFT_SHARE), min(LEFT_BYTES, available_bytes // 2))
+    budget = available_bytes - left
+    share = 100 * budget / max(available_bytes, 1)
+    return budget, (
+        f"{share:.0f} % of the {shown_bytes(available_bytes)} {reason}; "
+        f"{shown_bytes(left)} are left for the page cache and others"
+    )
+
+
+def plan_memory(
+    budget_bytes: int | None,
+    *,
+    base_bytes: int,
+    dense_bytes: int,
+    kv_bytes: int,
+    scratch_bytes: int,
+    loader_bytes: int,
+    slot_bytes: int,
+    n_moe_layers: int,
+    n_experts: int,
+    wanted_cap: int | None = None,
+    context: int | None = None,
+    available: tuple[int, str] | None = None,
+) -> MemoryPlan:
+    """Fit what a run needs (see `MemoryRequest`) in the budget: `budget_bytes`, or, when None, a
+    share of what is `available` (measured when not given).
+
+    A wanted CAP that does not fit is lowered, and the plan says so. Raises OutOfBudget, with all
+    numbers, when not even one slot per layer fits.
+    """
+    request = MemoryRequest(
+        base_bytes,
+        dense_bytes,
+        kv_bytes,
+        scratch_bytes,
+        loader_bytes,
+        slot_bytes,
+        n_moe_layers,
+        n_experts,
+        wanted_cap,
+        context,
+    )
+    if budget_bytes is None:
+        budget, reason = auto_budget(*(available or available_memory()))
+    else:
+        budget, reason = budget_bytes, "as given (RAM_GB)"
+    needed = request.fixed_bytes + request.set_bytes
+    if needed > budget:
+        less_context = "a smaller CTX, " if request.kv_bytes else ""
+        raise OutOfBudget(
+            f"memory budget {shown_bytes(budget)} ({reason}) is too small: {_parts(request)}, one "
+            f"expert slot in each of {request.n_moe_layers} layers "
+            f"{shown_bytes(request.set_bytes)}, together {shown_bytes(needed)}; "
+            f"{shown_bytes(needed - budget)} are missing: set RAM_GB={_gb(needed)} or more, or use "
+            f"{less_context}fewer DENSE_BITS or EXPERT_BITS"
+        )
+    if not request.set_bytes:
+        return MemoryPlan(budget, reason, request, 0, "the model has no experts")
+    fits = (budget - request.fixed_bytes) // request.set_bytes
+    most = request.n_experts
+    if request.wanted_cap is not None:
+        most = min(max(request.wanted_cap, 1), request.n_experts)
+        if fits < most:
+            why = f"lowered from CAP={request.wanted_cap}, which does not fit"
+        elif request.wanted_cap != most:
+            why = f"CAP={request.wanted_cap}, a layer has {request.n_experts} experts"
+        else:
+            why = f"as given (CAP={request.wanted_cap})"
+    elif fits >= most:
+        why = f"all {request.n_experts} experts of each layer fit"
+    else:
+        why = f"what fits of {request.n_experts} experts per layer"
+    return MemoryPlan(budget, reason, request, min(fits, most), why)
+
+
+def _gb(nbytes: int) -> str:
+    """Gigabytes (2**30), rounded up to two places: what RAM_GB takes."""
+    return f"{-(-nbytes * 100 // (1 << 30)) / 100:g}"

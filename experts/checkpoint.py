@@ -1,0 +1,308 @@
+"""A Hugging Face model directory: config.json and tensors in one or many safetensors files.
+
+The rule of this file: opening reads headers only, and checks that they, the index and the directory
+agree; a tensor's bytes are read when asked for, in row blocks where a whole matrix would be large.
+
+    checkpoint = Checkpoint.open("OLMoE-1B-7B-0924")
+    checkpoint.verify(plan)
+    packed = checkpoint.pack("lm_head.weight", matrix_layout("q8", 50304, 2048))
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from diskmoe.experts.errors import BadModel
+from diskmoe.experts.safetensors_io import (
+    FLOAT_DTYPES,
+    Header,
+    TensorInfo,
+    as_f32,
+    open_regular,
+    parse_json,
+    read_header,
+    read_rows,
+    read_tensor,
+    shown,
+)
+from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, checked_out, pack_rows
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+JSON_LIMIT = 64_000_000  # bytes of config.json or an index; real ones have at most a few million
+ROW_BLOCK_BYTES = 16 << 20  # f32 bytes of a matrix that are in memory at a time while packing
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class DenseTensor:
+    """A tensor that stays in memory. A "matrix" is packed (and may be quantised), a "vector" is
+    kept as f32 in its own shape, which may have two dimensions (a router)."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Literal["matrix", "vector"]
+
+
+@dataclass(frozen=True)
+class ExpertTensors:
+    """Names of one layer's expert tensors, ``{e}`` standing for the expert's number."""
+
+    layer: int
+    gate: str  # (ffn, hidden)
+    up: str  # (ffn, hidden)
+    down: str  # (hidden, ffn)
+    fused: None = None  # room for "out_major" and "in_major" three-dimensional tensors
+
+    def names(self, expert: int) -> tuple[str, str, str]:
+        """The names of gate, up, down of one expert."""
+        number = str(expert)
+        gate, up, down = (t.replace("{e}", number) for t in (self.gate, self.up, self.down))
+        return gate, up, down
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """Every tensor a model needs from its checkpoint."""
+
+    n_layers: int
+    n_experts: int
+    hidden: int
+    ffn: int
+    dense: tuple[DenseTensor, ...]
+    experts: tuple[ExpertTensors, ...]
+
+
+class Checkpoint:
+    """An opened model directory. Tensors are read at each call; nothing is kept."""
+
+    def __init__(
+        self, path: Path, config: dict[str, Any], infos: dict[str, TensorInfo], files: list[Header]
+    ) -> None:
+        self.path = path
+        self.config = config
+        self.files = files  # headers, in the order of file names
+        self._infos = infos
+
+    @classmethod
+    def open(cls, directory: str | Path) -> "Checkpoint":
+        """Read config.json and all headers; BadModel says what is missing or wrong, and where."""
+        path = Path(directory)
+        check_model_directory(path)
+        config = read_json_object(path / "config.json", "config.json")
+        if (path / INDEX_NAME).exists():
+            infos, files = _open_indexed(path)
+        else:
+            infos, files = _open_unindexed(path)
+        return cls(path, config, infos, files)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._infos)
+
+    def has(self, name: str) -> bool:
+        return name in self._infos
+
+    def info(self, name: str) -> TensorInfo:
+        """Where the tensor lies; BadModel with its name and layer when there is none."""
+        info = self._infos.get(name)
+        if info is None:
+            raise BadModel(
+                f"{self.path}: tensor {shown(name)}{_layer_of(name)} is missing "
+                f"({len(self._infos)} tensors in {len(self.files)} files)"
+            )
+        return info
+
+    def own_format(self, name: str) -> str:
+        """The format that keeps the tensor's values exactly: "bf16", or "f32" for F32 and F16."""
+        return "bf16" if self._float_info(name).dtype == "BF16" else "f32"
+
+    def f32(self, name: str) -> npt.NDArray[np.float32]:
+        """The whole tensor in f32, in its own shape."""
+        info = self._float_info(name)
+        return as_f32(read_tensor(info), info.dtype)
+
+    def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
+        """Rows begin..end-1: f32, or u16 bits when the tensor is bf16 (`pack_rows` takes both)."""
+        info = self._float_info(name)
+        rows = read_rows(info, begin, end)
+        return rows if info.dtype == "BF16" else as_f32(rows, info.dtype)
+
+    def pack(self, name: str, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
+        """The matrix packed as `layout`, u8 (nbytes,), with about 32 MiB of temporaries."""
+        info = self._float_info(name)
+        if info.shape != (layout.rows, layout.cols):
+            raise BadModel(self._wrong_shape(info, (layout.rows, layout.cols)))
+        out = checked_out(layout.nbytes, out)
+        block = max(ROW_BLOCK_BYTES // (4 * layout.cols) // TILE, 1) * TILE
+        for begin in range(0, layout.rows, block):
+            rows = self.rows(name, begin, min(begin + block, layout.rows))
+            try:
+                pack_rows(rows, layout, begin, out)
+            except ValueError as error:
+                raise BadModel(f"{info.path}: tensor {shown(name)}: {error}") from None
+        return out
+
+    def verify(self, plan: TensorPlan) -> None:
+        """Every planned tensor is there, in a float type and of the right shape, or BadModel."""
+        needed = [(tensor.name, tensor.shape) for tensor in plan.dense]
+        inner, down = (plan.ffn, plan.hidden), (plan.hidden, plan.ffn)
+        for layer in plan.experts:
+            for expert in range(plan.n_experts):
+                needed += zip(layer.names(expert), (inner, inner, down), strict=True)
+        missing = [name for name, _ in needed if name not in self._infos]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise BadModel(
+                f"{self.path}: tensor {shown(missing[0])}{_layer_of(missing[0])} is missing{more}; "
+                f"config.json asks for {len(needed)} tensors, the {len(self.files)} safetensors "
+                f"files have {len(self._infos)}: fetch the model again, or config.json is not its"
+            )
+        for name, shape in needed:
+            info = self._float_info(name)
+            if info.shape != tuple(shape):
+                raise BadModel(self._wrong_shape(info, shape))
+
+    def _float_info(self, name: str) -> TensorInfo:
+        info = self.info(name)
+        if info.dtype not in FLOAT_DTYPES:
+            raise BadModel(
+                f"{info.path}: tensor {shown(name)}{_layer_of(name)} has dtype {info.dtype}; this "
+                f"version reads {', '.join(FLOAT_DTYPES)}: fetch an unquantised release"
+            )
+        return info
+
+    def _wrong_shape(self, info: TensorInfo, expected: Iterable[int]) -> str:
+        return (
+            f"{info.path}: tensor {shown(info.name)}{_layer_of(info.name)} has shape "
+            f"{list(info.shape)}, config.json asks for {list(expected)}"
+        )
+
+
+def _layer_of(name: str) -> str:
+    match = _LAYER.search(name)
+    return f" of layer {match[1]}" if match else ""
+
+
+def check_model_directory(path: Path) -> None:
+    """BadModel when `path` cannot be a model directory at all, saying what was looked for."""
+    wanted = f"config.json and {INDEX_NAME} or *.safetensors"
+    if path.suffix == ".partial":
+        raise BadModel(f"{path}: an unfinished conversion; run the same `diskmoe convert` again")
+    if not path.exists():
+        raise BadModel(f"{path}: no such model directory (looked for {wanted} in it)")
+    if not path.is_dir():
+        if path.suffix.lower() == ".gguf":
+            raise BadModel(
+                f"{path}: GGUF is not supported yet by this version; give a directory with {wanted}"
+            )
+        raise BadModel(f"{path}: a file; give a directory with {wanted}")
+    try:
+        names = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        raise BadModel(f"{path}: cannot be listed: {error.strerror or error}") from None
+    if not names:
+        raise BadModel(f"{path}: the directory is empty (looked for {wanted})")
+    if not any(name.endswith(".safetensors") or name == INDEX_NAME for name in names):
+        ggufs = [name for name in names if name.lower().endswith(".gguf")]
+        if ggufs:
+            raise BadModel(
+                f"{path}: holds {shown(ggufs[0])}, and GGUF is not supported yet by this version; "
+                f"fetch the model's safetensors release (looked for {wanted})"
+            )
+        raise BadModel(f"{path}: no safetensors file among its {len(names)} (looked for {wanted})")
+    if "config.json" not in names:
+        raise BadModel(f"{path}: config.json is missing (looked for {wanted})")
+
+
+def read_json_object(path: Path, place: str) -> dict[str, Any]:
+    """A JSON file that must be an object and of sane size; BadModel otherwise."""
+    fd = open_regular(path)
+    with open(fd, "rb") as file:
+        try:
+            text = file.read(JSON_LIMIT + 1)
+        except OSError as error:
+            raise BadModel(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(text) > JSON_LIMIT:
+        raise BadModel(f"{path}: more than {JSON_LIMIT} bytes, too large for a {place}")
+    value = parse_json(text, path, place)
+    if not isinstance(value, dict):
+        raise BadModel(f"{path}: {place} is a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def _open_indexed(path: Path) -> tuple[dict[str, TensorInfo], list[Header]]:
+    index = path / INDEX_NAME
+    weight_map = read_json_object(index, "index").get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BadModel(f"{index}: no weight_map object with tensors in it")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _is_plain_name(shard):
+            raise BadModel(
+                f"{index}: tensor {shown(name)} is said to be in {shown(shard)}, which is not the "
+                "name of a safetensors file in this directory; refused"
+            )
+    shards = sorted(set(weight_map.values()))
+    _refuse_missing(path, shards, f"named by {INDEX_NAME}")
+    headers = {shard: read_header(path / shard) for shard in shards}
+    infos = {}
+    for name, shard in weight_map.items():
+        if name not in headers[shard].tensors:
+            raise BadModel(
+                f"{path / shard}: tensor {shown(name)}{_layer_of(name)} is missing, although "
+                f"{INDEX_NAME} says it is there; fetch both again"
+            )
+        infos[name] = headers[shard].tensors[name]
+    return infos, list(headers.values())
+
+
+def _open_unindexed(path: Path) -> tuple[dict[str, TensorInfo], list[Header]]:
+    if (path / SINGLE_NAME).exists():
+        shards = [SINGLE_NAME]
+    else:
+        shards = sorted(entry.name for entry in path.glob("*.safetensors"))
+        wanted: set[str] = set()
+        for shard in shards:
+            match = _SHARD.fullmatch(shard)
+            if match and int(match[3]) <= 10_000:
+                total = int(match[3])
+                wanted |= {
+                    f"{match[1]}-{n:05}-of-{match[3]}.safetensors" for n in range(1, total + 1)
+                }
+        _refuse_missing(path, sorted(wanted), "one of a numbered set")
+    headers = [read_header(path / shard) for shard in shards]
+    infos: dict[str, TensorInfo] = {}
+    for header in headers:
+        for name, info in header.tensors.items():
+            if name in infos:
+                raise BadModel(
+                    f"{path}: tensor {shown(name)} is in {shown(infos[name].path.name)} and in "
+                    f"{shown(header.path.name)}, and there is no {INDEX_NAME} to choose"
+                )
+            infos[name] = info
+    return infos, headers
+
+
+def _is_plain_name(shard: str) -> bool:
+    return (
+        shard.endswith(".safetensors")
+        and not set(shard) & set("/\\:\0")
+        and shard.isprintable()
+        and len(shard.encode()) <= 255
+    )
+
+
+def _refuse_missing(path: Path, shards: list[str], why: str) -> None:
+    missing = [shard for shard in shards if not (path / shard).exists()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise BadModel(
+            f"{path}: {missing[0]}{more} is missing ({why}; {len(shards) - len(missing)} of "
+            f"{len(shards)} files are there): fetch it again"
+        )

@@ -1,0 +1,369 @@
+"""Our own model directory, made by `convert`: packed matrices and expert records, ready to use.
+
+::
+
+    config.json, tokenizer.json, ...       the model's own files, copied
+    dense.safetensors                      matrices as packed U8 bytes, vectors as F32
+    experts-00007.safetensors              the records of layer 7: U8 tensors `layers.7.experts.E`
+
+The rule of this file: `open` checks every number before anything is used: versions, names, sizes
+and offsets against the layouts that they must have. Each file's ``__metadata__`` tells:
+
+* all files: ``format_version``, ``source`` (fingerprint of what was converted, and how)
+* dense: ``dense`` = JSON {name: {format, shape}} of the matrices, ``dense_format``,
+  ``expert_format``, ``hidden``, ``ffn``, ``n_experts``, ``layers`` = JSON list
+* experts: ``expert_format``, ``hidden``, ``ffn``, ``n_experts``, ``layers`` = JSON list with its
+  one layer, ``checksums`` = JSON {record name: BLAKE2b-64 in hex}
+
+A record starts at a multiple of 4096 in its file and its length is one: a single aligned read.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diskmoe.experts.checkpoint import check_model_directory, read_json_object
+from diskmoe.experts.errors import BadModel
+from diskmoe.experts.formats import FORMATS
+from diskmoe.experts.safetensors_io import (
+    Header,
+    TensorInfo,
+    parse_json,
+    read_header,
+    read_into,
+    read_tensor,
+    shown,
+)
+from diskmoe.experts.tiles import (
+    PAGE,
+    Bytes,
+    MatrixLayout,
+    RecordLayout,
+    aligned_zeros,
+    matrix_layout,
+    record_layout,
+    unpack,
+    unpack_record,
+)
+
+FORMAT_VERSION = "1"
+DENSE_NAME = "dense.safetensors"
+_MOST = 1 << 24  # of any count or dimension in the metadata; keeps products small
+
+
+def experts_name(layer: int) -> str:
+    """The file that holds a layer's records."""
+    return f"experts-{layer:05}.safetensors"
+
+
+def record_name(layer: int, expert: int) -> str:
+    return f"layers.{layer}.experts.{expert}"
+
+
+def checksum(record: Bytes) -> str:
+    """BLAKE2b-64 of a record, in hex."""
+    return hashlib.blake2b(record.data, digest_size=8).hexdigest()
+
+
+def is_container(directory: str | Path) -> bool:
+    """Does the directory look like one of ours? Says nothing about whether it is in order."""
+    path = Path(directory)
+    return (path / DENSE_NAME).is_file() or any(path.glob("experts-[0-9]*.safetensors"))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of a whole container: formats, sizes, and the fingerprint of its source."""
+
+    dense_format: str
+    expert_format: str
+    hidden: int
+    ffn: int
+    n_experts: int
+    layers: tuple[int, ...]
+    source: str
+
+    def metadata(self) -> dict[str, str]:
+        """The entries that every file of the container has."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "source": self.source,
+            "expert_format": self.expert_format,
+            "hidden": str(self.hidden),
+            "ffn": str(self.ffn),
+            "n_experts": str(self.n_experts),
+        }
+
+
+class Container:
+    """An opened converted model. Tensors are read at each call; nothing is kept."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: dict[str, Any],
+        facts: Facts,
+        dense: Header,
+        layouts: dict[str, MatrixLayout],
+        records: dict[int, list[TensorInfo]],
+        checksums: dict[int, dict[str, str]],
+    ) -> None:
+        self.path = path
+        self.config = config
+        self.dense_format = facts.dense_format
+        self.expert_format = facts.expert_format
+        self.hidden = facts.hidden
+        self.ffn = facts.ffn
+        self.n_experts = facts.n_experts
+        self.layers = facts.layers
+        self.source = facts.source
+        self.record_layout: RecordLayout = record_layout(
+            facts.expert_format, facts.hidden, facts.ffn
+        )
+        self.expert_files = [path / experts_name(layer) for layer in facts.layers]
+        self._dense = dense
+        self._layouts = layouts
+        self._records = records
+        self._checksums = checksums
+
+    @classmethod
+    def open(cls, directory: str | Path) -> "Container":
+        """Read and check all headers; BadModel names the file and what is wrong with it."""
+        path = Path(directory)
+        check_model_directory(path)
+        config = read_json_object(path / "config.json", "config.json")
+        if not (path / DENSE_NAME).is_file():
+            raise BadModel(f"{path}: {DENSE_NAME} is missing; convert the model again")
+        dense = read_header(path / DENSE_NAME)
+        facts = read_facts(dense)
+        layouts = _read_layouts(dense)
+        records: dict[int, list[TensorInfo]] = {}
+        checksums: dict[int, dict[str, str]] = {}
+        for layer in facts.layers:
+            file = path / experts_name(layer)
+            if not file.is_file():
+                raise BadModel(
+                    f"{path}: {file.name}, the experts of layer {layer}, is missing; "
+                    "convert the model again"
+                )
+            header = read_header(file)
+            records[layer], checksums[layer] = check_expert_file(header, layer, facts)
+        return cls(path, config, facts, dense, layouts, records, checksums)
+
+    @property
+    def names(self) -> list[str]:
+        """The dense tensors, under their checkpoint's names."""
+        return list(self._dense.tensors)
+
+    def has(self, name: str) -> bool:
+        return name in self._dense.tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a dense tensor, as in the checkpoint."""
+        layout = self.dense_layout(name)
+        return (layout.rows, layout.cols) if layout else self._info(name).shape
+
+    def dense_layout(self, name: str) -> MatrixLayout | None:
+        """The layout of a packed matrix; None for a vector. BadModel when there is no such tensor."""
+        self._info(name)
+        return self._layouts.get(name)
+
+    def read_dense(self, name: str) -> Bytes | npt.NDArray[np.float32]:
+        """A matrix as its packed bytes u8 (nbytes,), 64-aligned; a vector as f32 in its shape."""
+        info = self._info(name)
+        if name not in self._layouts:
+            return read_tensor(info)
+        packed = aligned_zeros(info.nbytes)
+        self.read_dense_into(name, packed)
+        return packed
+
+    def read_dense_into(self, name: str, out: Bytes) -> None:
+        """Fill `out` with the bytes of a dense tensor: u8, packed bytes or those of an f32 vector."""
+        info = self._info(name)
+        if out.shape != (info.nbytes,) or out.dtype != np.uint8:
+            raise ValueError(f"{name} has {info.nbytes} bytes, out is {out.dtype} {out.shape}")
+        read_into(info.path, info.offset, out)
+
+    def f32(self, name: str) -> npt.NDArray[np.float32]:
+        """A dense tensor as the numbers it stands for, f32 in its checkpoint's shape."""
+        tensor = self.read_dense(name)
+        layout = self._layouts.get(name)
+        return unpack(tensor.view(np.uint8), layout) if layout else tensor.astype(np.float32)
+
+    def record(self, layer: int, expert: int) -> tuple[Path, int, int]:
+        """(file, offset, nbytes) of an expert's record."""
+        info = self._records[layer][expert]
+        return info.path, info.offset, info.nbytes
+
+    def expert_f32(
+        self, layer: int, expert: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """gate (ffn, hidden), up (ffn, hidden), down (hidden, ffn) as the numbers they stand for."""
+        return unpack_record(read_tensor(self._records[layer][expert]), self.record_layout)
+
+    def verify_checksums(self) -> None:
+        """Read every record and compare its checksum; BadModel names the first that is wrong."""
+        for layer in self.layers:
+            for expert, info in enumerate(self._records[layer]):
+                found = checksum(read_tensor(info))
+                expected = self._checksums[layer][info.name]
+                if found != expected:
+                    raise BadModel(
+                        f"{info.path}: expert {expert} of layer {layer} (byte {info.offset}) has "
+                        f"checksum {found}, it was written with {expected}; convert it again"
+                    )
+
+    def _info(self, name: str) -> TensorInfo:
+        info = self._dense.tensors.get(name)
+        if info is None:
+            raise BadModel(
+                f"{self._dense.path}: tensor {shown(name)} is missing; the container was made from "
+                "another model or by another version: convert again"
+            )
+        return info
+
+
+def read_facts(dense: Header) -> Facts:
+    require_version(dense)
+    layers = tuple(_int_list(dense, "layers"))
+    if sorted(set(layers)) != list(layers):
+        raise BadModel(f"{dense.path}: metadata layers {shown(layers)} are not ascending")
+    return Facts(
+        dense_format=_format(dense, "dense_format"),
+        expert_format=_format(dense, "expert_format"),
+        hidden=_count(dense, "hidden"),
+        ffn=_count(dense, "ffn"),
+        n_experts=_count(dense, "n_experts"),
+        layers=layers,
+        source=_text(dense, "source"),
+    )
+
+
+def require_version(header: Header) -> None:
+    """BadModel when the file is not one of ours, or of another format version."""
+    version = header.metadata.get("format_version")
+    if version is None:
+        raise BadModel(f"{header.path}: no format_version in its metadata; not a diskmoe container")
+    if version != FORMAT_VERSION:
+        raise BadModel(
+            f"{header.path}: container format version {shown(version)}, this program reads "
+            f"{FORMAT_VERSION}; convert the model again with this version"
+        )
+
+
+def _text(header: Header, key: str) -> str:
+    value = header.metadata.get(key)
+    if value is None:
+        raise BadModel(f"{header.path}: {key} is missing in its metadata; convert again")
+    return value
+
+
+def _format(header: Header, key: str) -> str:
+    value = _text(header, key)
+    if value not in FORMATS:
+        raise BadModel(
+            f"{header.path}: {key} {shown(value)} is unknown; there are {', '.join(FORMATS)}"
+        )
+    return value
+
+
+def _count(header: Header, key: str) -> int:
+    value = _text(header, key)
+    if not (value.isascii() and value.isdigit() and len(value) <= 8 and 0 < int(value) <= _MOST):
+        raise BadModel(
+            f"{header.path}: {key} {shown(value)} is not a whole number from 1 to {_MOST}"
+        )
+    return int(value)
+
+
+def _int_list(header: Header, key: str) -> list[int]:
+    value = _json(header, key)
+    if not isinstance(value, list) or not all(type(n) is int and 0 <= n < 100_000 for n in value):
+        raise BadModel(f"{header.path}: {key} {shown(value)} is not a list of layer numbers")
+    return value
+
+
+def _json(header: Header, key: str) -> Any:
+    return parse_json(_text(header, key).encode("utf-8", "replace"), header.path, f"metadata {key}")
+
+
+def _read_layouts(dense: Header) -> dict[str, MatrixLayout]:
+    """Layouts of the packed matrices, each checked against the tensor it describes."""
+    table = _json(dense, "dense")
+    if not isinstance(table, dict):
+        raise BadModel(f"{dense.path}: metadata dense is not an object; convert again")
+    layouts = {}
+    for name, entry in table.items():
+        where = f"{dense.path}: tensor {shown(name)}"
+        fmt = entry.get("format") if isinstance(entry, dict) else None
+        shape = entry.get("shape") if isinstance(entry, dict) else None
+        if (
+            not isinstance(fmt, str)
+            or fmt not in FORMATS
+            or not isinstance(shape, list)
+            or len(shape) != 2
+            or not all(type(n) is int and 0 < n <= _MOST for n in shape)
+        ):
+            raise BadModel(f"{where}: metadata {shown(entry)} is no format and shape of a matrix")
+        info = dense.tensors.get(name)
+        if info is None:
+            raise BadModel(f"{where} is missing although the metadata describes it; convert again")
+        layout = matrix_layout(fmt, shape[0], shape[1])
+        if info.dtype != "U8" or info.shape != (layout.nbytes,):
+            raise BadModel(
+                f"{where}: {info.dtype} of shape {list(info.shape)}, a {fmt} matrix {shape} is "
+                f"U8 of shape [{layout.nbytes}]; convert again"
+            )
+        layouts[name] = layout
+    for name, info in dense.tensors.items():
+        if name not in layouts and info.dtype != "F32":
+            raise BadModel(
+                f"{dense.path}: tensor {shown(name)} is {info.dtype} without a format in the "
+                "metadata; vectors are F32: convert again"
+            )
+    return layouts
+
+
+def check_expert_file(
+    header: Header, layer: int, facts: Facts
+) -> tuple[list[TensorInfo], dict[str, str]]:
+    """(records by expert, checksums by name) of a layer's file, checked; BadModel otherwise."""
+    require_version(header)
+    for key in ("expert_format", "hidden", "ffn", "n_experts", "source"):
+        found, expected = _text(header, key), str(getattr(facts, key))
+        if found != expected:
+            raise BadModel(
+                f"{header.path}: {key} {shown(found)}, {DENSE_NAME} says {shown(expected)}; "
+                "the files are of different conversions"
+            )
+    if _int_list(header, "layers") != [layer]:
+        raise BadModel(f"{header.path}: holds layers {header.metadata['layers']}, not {layer}")
+    sums = _json(header, "checksums")
+    if not isinstance(sums, dict) or not all(isinstance(v, str) for v in sums.values()):
+        raise BadModel(f"{header.path}: metadata checksums are not an object of strings")
+    nbytes = record_layout(facts.expert_format, facts.hidden, facts.ffn).nbytes
+    if len(header.tensors) < facts.n_experts:
+        raise BadModel(
+            f"{header.path}: {len(header.tensors)} records, layer {layer} has {facts.n_experts} "
+            "experts; convert again"
+        )
+    records = []
+    for expert in range(facts.n_experts):
+        name = record_name(layer, expert)
+        info = header.tensors.get(name)
+        if info is None or name not in sums:
+            what = "record" if info is None else "checksum"
+            raise BadModel(
+                f"{header.path}: the {what} of expert {expert} of layer {layer} is missing"
+            )
+        if info.dtype != "U8" or info.shape != (nbytes,) or info.offset % PAGE:
+            raise BadModel(
+                f"{header.path}: {name} is {info.dtype} {list(info.shape)} at byte {info.offset}; "
+                f"a {facts.expert_format} record is U8 [{nbytes}] at a multiple of {PAGE}"
+            )
+        records.append(info)
+    return records, sums

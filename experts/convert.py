@@ -1,0 +1,357 @@
+"""Turn a Hugging Face directory into a container.
+
+The rule of this file: work goes to ``OUT.partial``, file by file, each under a temporary name until
+it is whole and on the disk; at the end the directory gets its name. Whatever stops a conversion,
+the same command goes on after the last whole file, and the bytes come out the same. Experts pass
+through memory one by one, matrices in blocks of rows.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, TensorPlan
+from diskmoe.experts.container import (
+    DENSE_NAME,
+    Container,
+    Facts,
+    check_expert_file,
+    checksum,
+    experts_name,
+    is_container,
+    read_facts,
+    record_name,
+)
+from diskmoe.experts.errors import BadModel, DiskFull
+from diskmoe.experts.manifest import Manifest
+from diskmoe.experts.records import CheckpointRecords
+from diskmoe.experts.safetensors_io import (
+    SafetensorsWriter,
+    read_header,
+    shown,
+)
+from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, aligned_zeros, matrix_layout, pack
+
+# What a model directory has beside tensors; config.json comes last, it makes a directory a model.
+COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "LICENSE",
+    "LICENSE.md",
+    "LICENSE.txt",
+    "NOTICE",
+    "config.json",
+)
+
+Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is being written
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion did."""
+
+    path: Path
+    expert_format: str
+    dense_format: str
+    nbytes: int  # of all tensor files
+    kept_nbytes: int  # of these, found whole from an earlier run
+    seconds: float
+
+
+def convert(
+    checkpoint: Checkpoint,
+    plan: TensorPlan,
+    out_dir: str | Path,
+    expert_format: str | None = "q4",
+    dense_format: str | None = "q8",
+    progress: Progress | None = None,
+    threads: int = 2,
+) -> Conversion:
+    """Write the container `out_dir`. A format of None keeps the checkpoint's own precision.
+
+    Raises BadModel for a checkpoint that does not fit its plan and for an `out_dir` that is
+    somebody else's (nothing is left behind then), DiskFull when the disk is too small (what is
+    written is kept), ReadFailed when the checkpoint cannot be read.
+    """
+    begin = time.perf_counter()
+    out = Path(out_dir)
+    checkpoint.verify(plan)
+    manifest = Manifest(checkpoint, plan, expert_format, dense_format)
+    job = _Job(checkpoint, manifest, out, progress)
+    if _is_done(out, manifest.facts):
+        return job.summary(time.perf_counter() - begin, kept=job.total_nbytes)
+    job.look_at_partial()
+    try:
+        job.run(max(1, threads))
+    except DiskFull:
+        raise
+    except BadModel:
+        job.remove_partial()  # these weights will never make a container
+        raise
+    return job.summary(time.perf_counter() - begin, kept=job.kept_nbytes)
+
+
+def _is_done(out: Path, facts: Facts) -> bool:
+    """Is `out` the finished result already? BadModel when it is anything but that, or empty."""
+    if out.suffix == ".partial":
+        raise BadModel(f"{out}: a name that ends in .partial is kept for unfinished conversions")
+    if not out.exists():
+        return False
+    if not out.is_dir():
+        raise BadModel(f"{out}: a file; name a directory that does not exist yet")
+    if not any(out.iterdir()):
+        return False
+    if not is_container(out):
+        raise BadModel(f"{out}: not empty and not a diskmoe container; name another directory")
+    if Container.open(out).source != facts.source:
+        raise BadModel(
+            f"{out}: holds another conversion (other model or formats); name another directory or "
+            "remove it"
+        )
+    return True
+
+
+class _Job:
+    """One conversion under way."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, manifest: Manifest, out: Path, progress: Progress | None
+    ) -> None:
+        self.checkpoint, self.manifest, self.out = checkpoint, manifest, out
+        self.partial = out.with_name(out.name + ".partial")
+        self.sizes = manifest.sizes()
+        self.total_nbytes = sum(self.sizes.values())
+        self.kept: set[str] = set()
+        self._progress = progress
+        self._done_nbytes = 0
+
+    @property
+    def kept_nbytes(self) -> int:
+        return sum(self.sizes[name] for name in self.kept)
+
+    def summary(self, seconds: float, kept: int) -> Conversion:
+        facts = self.manifest.facts
+        return Conversion(
+            self.out, facts.expert_format, facts.dense_format, self.total_nbytes, kept, seconds
+        )
+
+    def look_at_partial(self) -> None:
+        """Find the whole files of an earlier run; BadModel when the directory is not of this job."""
+        if not self.partial.exists():
+            return
+        if not self.partial.is_dir():
+            raise BadModel(f"{self.partial}: is in the way; remove it")
+        ours = {*self.sizes, *COPIED}
+        for entry in sorted(self.partial.iterdir()):
+            if entry.name.removesuffix(".tmp") not in ours:
+                raise BadModel(
+                    f"{self.partial}: {shown(entry.name)} is not from this conversion; remove the "
+                    "directory or name another output"
+                )
+        for name in self.sizes:
+            if (self.partial / name).exists() and self._is_whole(self.partial / name):
+                self.kept.add(name)
+
+    def _is_whole(self, path: Path) -> bool:
+        try:
+            header = read_header(path)
+        except BadModel:
+            return False  # cut off by a power failure: written again
+        if header.metadata.get("source") != self.manifest.facts.source:
+            raise BadModel(
+                f"{self.partial}: is from another conversion (other model or formats); remove it "
+                "or name another output"
+            )
+        if path.name == DENSE_NAME:
+            return (
+                header.file_size == self.sizes[DENSE_NAME]
+                and read_facts(header) == self.manifest.facts
+            )
+        layer = int(path.stem.rpartition("-")[2])
+        check_expert_file(header, layer, self.manifest.facts)
+        return header.file_size == self.sizes[path.name]
+
+    def remove_partial(self) -> None:
+        for name in {*self.sizes, *COPIED}:
+            for path in (self.partial / name, self.partial / (name + ".tmp")):
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.partial.rmdir()
+
+    def run(self, threads: int) -> None:
+        """Write what is missing, then give the directory its name."""
+        with self._disk_errors():
+            self.partial.mkdir(parents=True, exist_ok=True)
+        self._check_room()
+        self._done_nbytes = self.kept_nbytes
+        plan, fmt = self.manifest.plan, self.manifest.facts.expert_format
+        with closing(CheckpointRecords(self.checkpoint, plan, fmt, threads)) as records:
+            for layer in self.manifest.facts.layers:
+                if experts_name(layer) not in self.kept:
+                    self._write_layer(layer, _in_order(records, layer, threads))
+        if DENSE_NAME not in self.kept:
+            self._write_dense()
+        with self._disk_errors():
+            for name in COPIED:
+                source = self.checkpoint.path / name
+                if source.is_file():
+                    _copy(source, self.partial / name)
+            _sync_directory(self.partial)
+            if self.out.exists():
+                self.out.rmdir()  # it was empty
+            self.partial.rename(self.out)
+            _sync_directory(self.out.parent)
+
+    def _check_room(self) -> None:
+        missing = self._missing_nbytes()
+        free = shutil.disk_usage(self.partial).free
+        if missing > free:
+            kept = f" beside the {self.kept_nbytes} already there" if self.kept else ""
+            if not self.kept:
+                self.remove_partial()
+            raise DiskFull(
+                f"{self.partial}: {missing} bytes are to be written{kept}, {free} are free: "
+                f"{missing - free} bytes are missing; free them, or name a directory elsewhere"
+            )
+
+    def _missing_nbytes(self) -> int:
+        """Bytes of the files that are not there whole."""
+        there = {name for name in self.sizes if (self.partial / name).exists()}
+        return sum(size for name, size in self.sizes.items() if name not in there)
+
+    @contextmanager
+    def _disk_errors(self, temporary: Path | None = None) -> Iterator[None]:
+        """OSError -> one line that says where the partial output is and what it still needs."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+                raise DiskFull(
+                    f"{self.partial}: cannot be written: {error.strerror or error}; what is whole "
+                    "is kept, run the same command again to go on"
+                ) from error
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)  # it would be written anew anyway
+            missing = self._missing_nbytes()
+            free = shutil.disk_usage(self.partial if self.partial.exists() else ".").free
+            raise DiskFull(
+                f"{self.partial}: the disk is full; {missing} of {self.total_nbytes} bytes are "
+                f"still to be written, {free} are free: free {max(missing - free, 1)} more and run "
+                "the same command again, it goes on where it stopped"
+            ) from error
+
+    def _write_layer(self, layer: int, records: Iterator[Bytes]) -> None:
+        path = self.partial / experts_name(layer)
+        specs, sums = self.manifest.record_specs(layer), {}
+        with (
+            self._disk_errors(path.with_name(path.name + ".tmp")),
+            closing(SafetensorsWriter(path, specs, self.manifest.metadata(layer))) as writer,
+        ):
+            for expert, record in enumerate(records):
+                sums[record_name(layer, expert)] = checksum(record)
+                writer.write(record)
+                self._advance(record.nbytes, f"layer {layer}")
+            writer.finish(self.manifest.metadata(layer, sums))
+
+    def _write_dense(self) -> None:
+        path = self.partial / DENSE_NAME
+        specs, metadata = self.manifest.dense_specs(), self.manifest.dense_metadata()
+        with (
+            self._disk_errors(path.with_name(path.name + ".tmp")),
+            closing(SafetensorsWriter(path, specs, metadata)) as writer,
+        ):
+            for name, layout in self.manifest.layouts.items():
+                for part in _packed_parts(self.checkpoint, name, layout):
+                    writer.write(part)
+                    self._advance(part.nbytes, name)
+            for tensor in self.manifest.vectors:
+                vector = self.checkpoint.f32(tensor.name)
+                writer.write(vector)
+                self._advance(vector.nbytes, tensor.name)
+            writer.finish(metadata)
+
+    def _advance(self, nbytes: int, what: str) -> None:
+        self._done_nbytes += nbytes
+        if self._progress is not None:
+            self._progress(self._done_nbytes, self.total_nbytes, what)
+
+
+def _in_order(records: CheckpointRecords, layer: int, threads: int) -> Iterator[Bytes]:
+    """The layer's records, expert by expert; as many as there are threads are made ahead."""
+
+    def make(expert: int) -> Bytes:
+        record = aligned_zeros(records.record_layout.nbytes)
+        records.load(layer, expert, record)
+        return record
+
+    made: deque[Future[Bytes]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="diskmoe-convert") as pool:
+        try:
+            for expert in range(records.n_experts):
+                made.append(pool.submit(make, expert))
+                if len(made) > threads:
+                    yield made.popleft().result()
+            while made:
+                yield made.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _packed_parts(checkpoint: Checkpoint, name: str, layout: MatrixLayout) -> Iterator[Bytes]:
+    """The bytes of `Checkpoint.pack`, in pieces: tiles lie one after another, scales behind them."""
+    block = max(ROW_BLOCK_BYTES // (4 * layout.cols) // TILE, 1) * TILE
+    scales: list[Bytes] = []
+    written = 0
+    for begin in range(0, layout.rows, block):
+        rows = checkpoint.rows(name, begin, min(begin + block, layout.rows))
+        part_layout = matrix_layout(layout.format, *rows.shape)
+        try:
+            part = pack(rows, part_layout)
+        except ValueError as error:
+            path = checkpoint.info(name).path
+            raise BadModel(f"{path}: tensor {shown(name)} from row {begin} on: {error}") from None
+        data, part_scales = part_layout.sections(part)
+        scales.append(part_scales)
+        yield data
+        written += data.nbytes
+    for part_scales in scales:
+        yield part_scales
+        written += part_scales.nbytes
+    yield np.zeros(layout.nbytes - written, np.uint8)
+
+
+def _copy(source: Path, target: Path) -> None:
+    temporary = target.with_name(target.name + ".tmp")
+    shutil.copyfile(source, temporary)
+    with open(temporary, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, target)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make renames durable; Windows has no such call."""
+    if os.name == "posix":
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,118 @@
+"""What a conversion will write: names, sizes, metadata, and the fingerprint of its source.
+
+The rule of this file: everything is known before the first byte is written, and depends on the
+checkpoint, the plan and the formats alone. So a conversion can say what it needs, recognise its own
+files later, and make the same bytes again.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
+from diskmoe.experts.container import (
+    DENSE_NAME,
+    FORMAT_VERSION,
+    Facts,
+    experts_name,
+    record_name,
+)
+from diskmoe.experts.records import own_expert_format
+from diskmoe.experts.safetensors_io import TensorSpec, file_nbytes, read_into
+from diskmoe.experts.tiles import matrix_layout, record_layout
+
+
+class Manifest:
+    """The files of the container that `plan` and the formats make of a checkpoint.
+
+    A format of None stands for the checkpoint's own precision.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plan: TensorPlan,
+        expert_format: str | None,
+        dense_format: str | None,
+    ) -> None:
+        self.plan = plan
+        self.vectors = [tensor for tensor in plan.dense if tensor.kind == "vector"]
+        matrices = [tensor for tensor in plan.dense if tensor.kind == "matrix"]
+        if dense_format is None:
+            own = {checkpoint.own_format(tensor.name) for tensor in matrices}
+            dense_format = "bf16" if own == {"bf16"} else "f32"
+        facts = Facts(
+            dense_format=dense_format,
+            expert_format=expert_format or own_expert_format(checkpoint, plan),
+            hidden=plan.hidden,
+            ffn=plan.ffn,
+            n_experts=plan.n_experts,
+            layers=tuple(sorted(layer.layer for layer in plan.experts)),
+            source="",
+        )
+        self.facts = replace(facts, source=_fingerprint(checkpoint, plan, facts))
+        self.layouts = {t.name: matrix_layout(dense_format, *t.shape) for t in matrices}
+        self._record_nbytes = record_layout(facts.expert_format, plan.hidden, plan.ffn).nbytes
+
+    def sizes(self) -> dict[str, int]:
+        """{file name: bytes} of all tensor files."""
+        sizes = {
+            experts_name(layer): file_nbytes(self.record_specs(layer), self.metadata(layer))
+            for layer in self.facts.layers
+        }
+        sizes[DENSE_NAME] = file_nbytes(self.dense_specs(), self.dense_metadata())
+        return sizes
+
+    def record_specs(self, layer: int) -> list[TensorSpec]:
+        """The tensors of a layer's file."""
+        shape = (self._record_nbytes,)
+        names = (record_name(layer, expert) for expert in range(self.plan.n_experts))
+        return [TensorSpec(name, "U8", shape) for name in names]
+
+    def metadata(self, layer: int, checksums: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The metadata of a layer's file; of the same length without the checksums."""
+        names = [record_name(layer, expert) for expert in range(self.plan.n_experts)]
+        sums = {name: checksums[name] if checksums else "0" * 16 for name in names}
+        return {
+            **self.facts.metadata(),
+            "layers": json.dumps([layer]),
+            "checksums": json.dumps(sums, separators=(",", ":")),
+        }
+
+    def dense_specs(self) -> list[TensorSpec]:
+        """The tensors of the dense file: matrices first, so that all of them are 64-aligned."""
+        matrices = [TensorSpec(n, "U8", (layout.nbytes,)) for n, layout in self.layouts.items()]
+        return matrices + [TensorSpec(t.name, "F32", t.shape) for t in self.vectors]
+
+    def dense_metadata(self) -> dict[str, str]:
+        table = {
+            name: {"format": layout.format, "shape": [layout.rows, layout.cols]}
+            for name, layout in self.layouts.items()
+        }
+        return {
+            **self.facts.metadata(),
+            "layers": json.dumps(list(self.facts.layers)),
+            "dense_format": self.facts.dense_format,
+            "dense": json.dumps(table, separators=(",", ":")),
+        }
+
+
+def _fingerprint(checkpoint: Checkpoint, plan: TensorPlan, facts: Facts) -> str:
+    """What the output depends on, in 32 hex digits: formats, plan, config, headers, and samples of
+    the weights (a fine-tune has the same headers)."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{FORMAT_VERSION} {facts} {plan}".encode())
+    digest.update(json.dumps(checkpoint.config, sort_keys=True).encode())
+    sample = np.zeros(4096, np.uint8)
+    for header in checkpoint.files:
+        described = [(i.name, i.dtype, i.shape, i.offset) for i in header.tensors.values()]
+        digest.update(f"{header.path.name} {header.file_size} {described}".encode())
+        available = header.file_size - header.data_start
+        part = sample[: min(len(sample), available)]
+        for step in range(8):
+            read_into(header.path, header.data_start + (available - len(part)) * step // 7, part)
+            digest.update(part.data)
+    return digest.hexdigest()

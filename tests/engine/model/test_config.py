@@ -1,0 +1,260 @@
+"""config.json is read as transformers reads it, and nothing in it is believed."""
+
+import math
+from typing import Any
+
+import pytest
+from tiny_model import tiny_config
+
+from diskmoe.engine.model.config import read_config
+from diskmoe.engine.model.families import FAMILIES
+from diskmoe.experts.errors import BadModel
+
+
+def complaint(raw: object) -> str:
+    with pytest.raises(BadModel) as caught:
+        read_config(raw, "some/config.json")
+    message = str(caught.value)
+    assert message.startswith("some/config.json: ") and "\n" not in message
+    assert len(message) < 300
+    return message
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_of_the_table_reads_its_tiny_config(family):
+    config = read_config(tiny_config(family), "x")
+    assert config.family == family
+    assert (config.hidden, config.layers, config.experts, config.top_k) == (64, 3, 8, 3)
+    assert config.eos_ids == (2,)
+    assert config.bos_id == 1
+
+
+def test_qwen3_uses_its_head_dim_and_normalises_heads():
+    config = read_config(tiny_config("qwen3_moe"), "x")
+    assert (config.head_dim, config.q_width, config.kv_width) == (32, 128, 64)
+    assert config.qk_norm == "per_head"
+    assert config.rope_theta == 1e6
+    assert config.renorm
+    assert config.moe_layers == (0, 1, 2)
+
+
+def test_qwen3_layers_follow_sparse_step_and_mlp_only_layers():
+    raw = tiny_config("qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3])
+    config = read_config(raw, "x")
+    assert config.moe_layers == (1, 5)
+    assert config.dense_width == 96
+
+
+def test_olmoe_derives_head_dim_and_keeps_weights_unnormalised_by_default():
+    config = read_config(tiny_config("olmoe", norm_topk_prob=None, num_key_value_heads=None), "x")
+    assert (config.head_dim, config.kv_heads, config.rope_dims) == (16, 4, 16)
+    assert config.qk_norm == "full_vector"
+    assert not config.renorm
+    assert config.clip_qkv is None
+    assert config.expert_width == 48
+    assert config.dense_width == 0
+
+
+def test_olmoe_reads_clip_qkv():
+    assert read_config(tiny_config("olmoe", clip_qkv=8), "x").clip_qkv == 8.0
+
+
+def test_glm4_defaults_are_those_of_its_model_code():
+    raw = tiny_config(
+        "glm4_moe",
+        partial_rotary_factor=None,
+        use_qk_norm=None,
+        attention_bias=None,
+        first_k_dense_replace=None,
+        n_group=None,
+        topk_group=None,
+        norm_topk_prob=None,
+        routed_scaling_factor=None,
+        n_shared_experts=None,
+        rms_norm_eps=None,
+    )
+    config = read_config(raw, "x")
+    assert config.rope_dims == 16
+    assert config.qk_norm == "none"
+    assert not config.qkv_bias
+    assert config.moe_layers == (1, 2)
+    assert (config.groups, config.top_groups) == (1, 1)
+    assert config.renorm
+    assert config.routed_scale == 1.0
+    assert config.shared_width == 48
+    assert config.norm_epsilon == 1e-5
+    assert config.score == "sigmoid"
+    assert config.correction_bias
+
+
+def test_attention_bias_reaches_the_output_projection_only_where_the_family_says():
+    assert read_config(tiny_config("qwen3_moe", attention_bias=True), "x").output_bias
+    config = read_config(tiny_config("glm4_moe", attention_bias=True), "x")
+    assert config.qkv_bias and not config.output_bias
+
+
+def test_rope_parameters_of_the_new_form_mean_the_same_as_the_old_keys():
+    old = tiny_config("glm4_moe", rope_theta=5e5, partial_rotary_factor=0.25, rope_scaling=None)
+    new = tiny_config(
+        "glm4_moe",
+        partial_rotary_factor=None,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 5e5,
+            "partial_rotary_factor": 0.25,
+        },
+    )
+    assert read_config(old, "x") == read_config(new, "x")
+    assert read_config(new, "x").rope_dims == 8
+
+
+def test_values_inside_rope_parameters_win_over_plain_keys():
+    raw = tiny_config(
+        "qwen3_moe", rope_theta=1e4, rope_parameters={"rope_type": "default", "rope_theta": 7e6}
+    )
+    assert read_config(raw, "x").rope_theta == 7e6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}},
+    ],
+)
+def test_scaled_rope_is_refused_by_name(changes):
+    assert "'yarn'" in complaint(tiny_config("qwen3_moe", **changes))
+
+
+def test_rope_that_differs_between_layers_is_refused():
+    raw = tiny_config("qwen3_moe", rope_parameters={"full_attention": {"rope_theta": 1e6}})
+    assert "differs between layers" in complaint(raw)
+
+
+def test_an_empty_rope_scaling_means_plain_rope():
+    raw = tiny_config("qwen3_moe", rope_scaling={}, rope_parameters={"rope_theta": 3e4})
+    assert read_config(raw, "x").rope_theta == 3e4
+
+
+def test_an_unsupported_family_is_named_and_the_supported_ones_listed():
+    message = complaint(tiny_config("qwen3_moe") | {"model_type": "gpt_oss"})
+    assert "'gpt_oss'" in message
+    assert "glm4_moe, olmoe, qwen3_moe" in message
+
+
+@pytest.mark.parametrize("raw", [None, [], "text", 3])
+def test_a_config_that_is_no_object_is_refused(raw):
+    assert "expected a JSON object" in complaint(raw)
+
+
+def test_a_missing_model_type_is_named():
+    assert "model_type is missing" in complaint({"hidden_size": 8})
+
+
+def test_a_model_type_of_a_wrong_type_is_refused():
+    assert "not supported" in complaint({"model_type": {"a": 1}})
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_experts_per_tok",
+        "num_experts",
+        "moe_intermediate_size",
+    ],
+)
+def test_a_missing_size_is_named(key):
+    assert f"{key} is missing" in complaint(tiny_config("qwen3_moe", **{key: None}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("hidden_size", 1 << 60, "1 to 65536"),
+        ("hidden_size", 0, "1 to 65536"),
+        ("hidden_size", -64, "1 to 65536"),
+        ("hidden_size", True, "whole number"),
+        ("hidden_size", 64.0, "whole number"),
+        ("hidden_size", "64", "whole number"),
+        ("hidden_size", [64], "whole number"),
+        ("num_hidden_layers", 1_000_000_000, "1 to 1024"),
+        ("num_experts", 10**30, "1 to 4096"),
+        ("vocab_size", 2_000_001, "1 to 2000000"),
+        ("num_experts_per_tok", 9, "at most the 8 experts"),
+        ("num_key_value_heads", 3, "a divisor of 4"),
+        ("head_dim", 1 << 40, "2 to 4096"),
+        ("head_dim", 33, "even number of rotary dims"),
+        ("moe_intermediate_size", 1 << 31, "1 to 1048576"),
+        ("rms_norm_eps", math.nan, "0 to 1"),
+        ("rms_norm_eps", -1e-6, "0 to 1"),
+        ("rms_norm_eps", "small", "0 to 1"),
+        ("rope_theta", math.inf, "1 to 1e+12"),
+        ("rope_theta", True, "1 to 1e+12"),
+        ("max_position_embeddings", 1 << 62, "1 to 2147483648"),
+        ("norm_topk_prob", 1, "true or false"),
+        ("tie_word_embeddings", "yes", "true or false"),
+        ("attention_bias", 0, "true or false"),
+        ("hidden_act", "gelu", "silu"),
+        ("mlp_only_layers", "0", "a list"),
+        ("mlp_only_layers", [0.5], "whole numbers"),
+        ("decoder_sparse_step", 0, "1 to 1024"),
+        ("rope_scaling", "yarn", "an object"),
+        ("eos_token_id", "</s>", "a token id"),
+        ("eos_token_id", list(range(100)), "at most 64 ids"),
+    ],
+)
+def test_an_absurd_value_is_refused_with_key_value_and_what_is_allowed(key, value, allowed):
+    message = complaint(tiny_config("qwen3_moe", **{key: value}))
+    assert key in message and allowed in message
+
+
+def test_long_values_are_cut_in_the_message():
+    assert "..." in complaint(tiny_config("qwen3_moe", hidden_size="9" * 10_000))
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed"),
+    [
+        ({"n_group": 3}, "a divisor of 8 experts"),
+        ({"n_group": 8}, "2 or more in a group"),
+        ({"n_group": 2, "topk_group": 3}, "1 to 2"),
+        ({"n_group": 4, "topk_group": 1}, "at most the 2 experts of topk_group"),
+        ({"n_shared_experts": 5000}, "0 to 1024"),
+        ({"routed_scaling_factor": math.inf}, "0 to 1e+06"),
+        ({"partial_rotary_factor": 1.5}, "0 to 1"),
+        ({"partial_rotary_factor": 0.01}, "even number of rotary dims"),
+        ({"num_nextn_predict_layers": 99}, "0 to 16"),
+    ],
+)
+def test_glm4_settings_that_contradict_each_other_are_refused(changes, allowed):
+    assert allowed in complaint(tiny_config("glm4_moe", **changes))
+
+
+def test_a_model_without_experts_is_refused():
+    raw = tiny_config("glm4_moe", first_k_dense_replace=3)
+    assert "none of the 3 layers has experts" in complaint(raw)
+
+
+def test_a_dense_layer_needs_a_width():
+    raw = tiny_config("glm4_moe", intermediate_size=None)
+    assert "intermediate_size is missing" in complaint(raw)
+
+
+def test_a_sliding_window_is_refused_by_name():
+    message = complaint(tiny_config("qwen3_moe", use_sliding_window=True))
+    assert "use_sliding_window" in message
+
+
+def test_a_checkpoint_that_is_quantised_already_is_refused_by_method():
+    quantised: dict[str, Any] = {"quant_method": "fp8"}
+    assert "fp8" in complaint(tiny_config("qwen3_moe", quantization_config=quantised))
+
+
+def test_stop_ids_may_be_a_list_and_null_ones_are_none():
+    assert read_config(tiny_config("olmoe", eos_token_id=[5, 3, 5, -1]), "x").eos_ids == (5, 3)
+    assert read_config(tiny_config("olmoe", eos_token_id=None), "x").eos_ids == ()

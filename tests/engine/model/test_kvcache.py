@@ -1,0 +1,44 @@
+"""The key-value cache counts positions that are whole, and forgets on request."""
+
+import pytest
+from tiny_model import tiny_config
+
+from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.model.config import read_config
+from diskmoe.engine.model.kvcache import KvCache, kv_cache_bytes
+
+CONFIG = read_config(tiny_config("qwen3_moe"), "tiny")
+
+
+def test_bytes_are_known_before_the_cache_is_made():
+    assert KvCache(CONFIG, 10).nbytes == kv_cache_bytes(CONFIG, 10) == 3 * 10 * 2 * 2 * 32 * 4
+    assert KvCache(CONFIG, 10, layers=1).nbytes == kv_cache_bytes(CONFIG, 10, layers=1)
+
+
+def test_rows_count_only_once_they_are_advanced_over():
+    cache = KvCache(CONFIG, 10)
+    keys, values = cache.layer(2)
+    assert keys.shape == values.shape == (10, 2, 32)
+    keys[:4] = 1
+    assert (cache.length, cache.room) == (0, 10)
+    cache.advance(4)
+    assert (cache.length, cache.room) == (4, 6)
+
+
+def test_trim_goes_back_and_never_forward():
+    cache = KvCache(CONFIG, 10)
+    cache.advance(4)
+    cache.trim(4)
+    cache.trim(1)
+    assert cache.length == 1
+    for wrong in (2, -1):
+        with pytest.raises(ValueError, match="cannot trim 1 positions"):
+            cache.trim(wrong)
+
+
+def test_too_many_rows_and_an_empty_context_are_refused():
+    cache = KvCache(CONFIG, 10)
+    with pytest.raises(BadRequest, match=r"0 \+ 11 positions do not fit in a context of 10"):
+        cache.advance(11)
+    with pytest.raises(BadRequest, match="0 positions"):
+        KvCache(CONFIG, 0)

@@ -1,0 +1,389 @@
+"""Chat templates: what families write, and templates that mean harm."""
+
+import time
+from datetime import datetime
+
+import pytest
+
+from diskmoe.engine.errors import BadModel, BadRequest, DiskMoeError
+from diskmoe.engine.text import bounds
+from diskmoe.engine.text import template as template_module
+from diskmoe.engine.text.template import ChatTemplate
+
+QUESTION = [{"role": "user", "content": "Hi"}]
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello"},
+    {"role": "user", "content": "Bye"},
+]
+
+CHATML = """\
+{% for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}
+"""
+GLM = """\
+[gMASK]<sop>
+{%- macro text(content) -%}
+    {%- if content is string -%}
+        {{- content -}}
+    {%- elif content is sequence -%}
+        {%- for part in content if part.type == 'text' %}{{- part.text -}}{%- endfor -%}
+    {%- endif -%}
+{%- endmacro -%}
+{%- for m in messages -%}
+    {%- if m.role == 'assistant' -%}
+        <|assistant|>{{ '\\n' + text(m.content).split('</think>')[-1].strip() }}
+    {%- else -%}
+        <|{{ m.role }}|>
+{{ text(m.content) }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    <|assistant|>{{- '\\n<think></think>' if enable_thinking is defined and not enable_thinking }}
+{%- endif -%}
+"""
+QWEN = """\
+{%- set ns = namespace(last=0) %}
+{%- for message in messages[::-1] %}
+    {%- if message.role == 'user' %}
+        {%- set ns.last = messages|length - 1 - loop.index0 %}
+        {%- break %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == 'assistant' and loop.index0 < ns.last and '</think>' in content %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+    {{- '<|im_start|>' ~ message.role ~ '\\n' ~ content ~ '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+
+@pytest.fixture
+def load(make_directory):
+    """load(text) -> ChatTemplate of that text, on the fifth of March 2026."""
+    return lambda text, **config: ChatTemplate.load(
+        make_directory(None, template=text, config=config or None),
+        clock=lambda: datetime(2026, 3, 5),
+    )
+
+
+# What families write
+
+
+def test_chatml_is_rendered_with_the_answer_begun(load):
+    assert load(CHATML).render(QUESTION) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert load(CHATML).render(QUESTION, add_generation_prompt=False) == (
+        "<|im_start|>user\nHi<|im_end|>\n"
+    )
+
+
+def test_a_glm_template_reads_texts_and_lists_of_parts(load):
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]
+
+    assert load(GLM).render(parts) == "[gMASK]<sop><|user|>\na<|assistant|>"
+    assert load(GLM).render(TALK) == (
+        "[gMASK]<sop><|system|>\nBe brief.<|user|>\nHi<|assistant|>\nHello<|user|>\nBye<|assistant|>"
+    )
+
+
+def test_options_reach_the_template(load):
+    assert (
+        load(QWEN)
+        .render(QUESTION, enable_thinking=False)
+        .endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    )
+    assert load(QWEN).render(QUESTION).endswith("<|im_start|>assistant\n")
+    assert "hm" not in load(QWEN).render(TALK)
+
+
+def test_tokens_of_the_config_are_variables_whether_text_or_dictionary(load):
+    template = load(
+        "{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}",
+        bos_token={"content": "<s>", "lstrip": False},
+        eos_token="</s>",
+        pad_token=None,
+    )
+
+    assert template.render(QUESTION) == "<s></s>False"
+
+
+def test_tojson_keeps_letters_and_html_signs(load):
+    tools = [{"name": "find", "about": "é <b> & 'q'"}]
+
+    assert load("{{ tools[0]|tojson }}").render(QUESTION, tools=tools) == (
+        '{"name": "find", "about": "é <b> & \'q\'"}'
+    )
+    assert load("{{ {'a': [1]}|tojson(indent=1) }}").render(QUESTION) == ('{\n "a": [\n  1\n ]\n}')
+
+
+def test_safe_adds_no_escaping_to_what_follows(load):
+    assert load("{{ 'a'|safe + '<&>' }}").render(QUESTION) == "a<&>"
+
+
+def test_the_date_loop_controls_and_generation_are_known(load):
+    text = (
+        "{{ strftime_now('%d %b %Y') }}{% for i in range(9) %}{% if i == 1 %}{% continue %}"
+        "{% elif i > 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+        "{% generation %}[{{ messages[0].content }}]{% endgeneration %}"
+    )
+
+    assert load(text).render(QUESTION) == "05 Mar 202602[Hi]"
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("{% for a, b in [(1, 2), (3, 4)] %}{{ a }}{{ b }}/{{ loop.length }} {% endfor %}",
+         "12/2 34/2 "),
+        ("{{ messages|selectattr('role', 'equalto', 'user')|list|length }}", "1"),
+        ("{{ messages|map(attribute='content')|join(', ') }}", "Hi"),
+        ("{% for k, v in {'x': 1}|items %}{{ k }}={{ v }}{% endfor %}", "x=1"),
+        ("{% for k, v in {'x': 1}.items() %}{{ k }}={{ v }}{% endfor %}", "x=1"),
+        ("{% set x %}a{{ 'b' }}{% endset %}{{ x|trim|upper }}", "AB"),
+        ("{{ '%s-%02d'|format('a', 7) }}{{ '{}'.format(3) }}{{ '%s' % 4 }}", "a-0734"),
+        ("{{ 'a\nb'|indent(2) }}", "a\n  b"),
+        ("{{ 'x'.join(['a', 'b']) }}{{ 'aXb'.replace('X', '-') }}{{ 'a b'.split()[-1] }}",
+         "axba-bb"),
+        ("{% macro m(x, y=2) %}{{ x * y }}{% endmacro %}{{ m(3) }}{{ m('ab') }}", "6abab"),
+        ("{% for x in [[1, [2]], 3] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}",
+         "123"),
+        ("{{ none }}{{ true }}{{ missing }}{{ missing is none }}", "NoneTrueFalse"),
+        ("{{ messages[0]|tojson|length }}{{ messages[0].get('name', 'no') }}", "33no"),
+    ],
+)  # fmt: skip
+def test_everyday_jinja_works_inside_the_bounds(load, text, written):
+    assert load(text).render(QUESTION) == written
+
+
+# Where templates lie
+
+
+def test_a_directory_without_a_template_has_none(make_directory):
+    assert ChatTemplate.load(make_directory(None, config={"bos_token": "<s>"})) is None
+
+
+def test_chat_template_jinja_wins_over_the_config(make_directory):
+    directory = make_directory(None, config={"chat_template": "config"}, template="file")
+
+    assert ChatTemplate.load(directory).render(QUESTION) == "file"
+    assert ChatTemplate.load(directory).source == "chat_template.jinja"
+
+
+def test_of_named_templates_the_one_for_tools_is_used_with_tools(make_directory):
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools {{ tools|length }}"},
+    ]
+    template = ChatTemplate.load(make_directory(None, config={"chat_template": named}))
+
+    assert template.render(QUESTION) == "plain"
+    assert template.render(QUESTION, tools=[{"name": "find"}]) == "tools 1"
+
+
+def test_additional_templates_are_found_beside_the_first(make_directory):
+    directory = make_directory(None, template="plain")
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+
+    template = ChatTemplate.load(directory)
+
+    assert template.render(QUESTION) == "plain"
+    assert template.render(QUESTION, tools=[]) == "tools"
+
+
+def test_named_templates_without_a_default_are_listed(make_directory):
+    named = [{"name": name, "template": "x"} for name in ("rag", "tool_use")]
+
+    with pytest.raises(BadModel, match="rag, tool_use, none of them is called default"):
+        ChatTemplate.load(make_directory(None, config={"chat_template": named}))
+
+
+@pytest.mark.parametrize("value", [3, True, ["x"], [{"name": "default"}], {"default": 1}])
+def test_a_template_that_is_no_text_is_a_bad_model(make_directory, value):
+    with pytest.raises(BadModel, match="neither a text nor a list of named texts"):
+        ChatTemplate.load(make_directory(None, config={"chat_template": value}))
+
+
+def test_a_template_that_is_too_long_is_refused(make_directory, monkeypatch):
+    monkeypatch.setattr(template_module, "TEMPLATE_LIMIT_BYTES", 3)
+
+    with pytest.raises(BadModel, match="bigger than 3 bytes"):
+        ChatTemplate.load(make_directory(None, template="long"))
+    (make_directory(None) / "chat_template.jinja").unlink()
+    with pytest.raises(BadModel, match="longer than 3 characters"):
+        ChatTemplate.load(make_directory(None, config={"chat_template": "long"}))
+
+
+# Errors
+
+
+def test_a_refusal_is_a_bad_request_with_the_templates_words_and_line(load):
+    template = load("a\n{% if messages[0].role != 'system' %}{{ raise_exception('No\nuser!') }}"
+                    "{% endif %}")  # fmt: skip
+
+    with pytest.raises(BadRequest, match=r"line 2, refuses these messages: No user!"):
+        template.render(QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a\n\n{{ messages[9].content + 'x' }}", 3), ("{{ 'a' + 1 }}", 1), ("\n{% include 'x' %}", 2)],
+)
+def test_an_error_inside_names_the_line(load, text, line):
+    with pytest.raises(BadRequest, match=rf"line {line}, cannot render these messages: ") as caught:
+        load(text).render(QUESTION)
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a\n{% if %}", 2), ("{{ 'a'|nosuch }}", 1), ("\n\n{% for %}", 3), ("{{ 1 +", 1)],
+)
+def test_a_template_that_is_not_jinja_is_a_bad_model_with_its_line(load, text, line):
+    with pytest.raises(BadModel, match=rf"chat_template.jinja: the chat template, line {line}, "):
+        load(text)
+
+
+@pytest.mark.parametrize("messages", ["Hi", [], [3], [{"content": "x"}], [{"role": 3}], None, {}])
+def test_messages_that_are_no_conversation_are_a_bad_request(load, messages):
+    with pytest.raises(BadRequest, match="messages"):
+        load(CHATML).render(messages)
+
+
+# Templates that mean harm
+
+
+def doubling(step: str) -> str:
+    """A template that applies `step` to ns.s 99 times and prints the result."""
+    return (
+        "{% set ns = namespace(s='ab') %}{% for i in range(99) %}"
+        + step
+        + "{% endfor %}{{ ns.s|length }}{{ ns.s }}"
+    )
+
+
+HARMFUL = {
+    "a range of 10^9": "{% for a in range(10**9) %}{% endfor %}",
+    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a macro that calls itself twice": (
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(90) }}"
+    ),
+    "a macro without end": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "a loop that calls itself": "{% for m in messages recursive %}{{ loop([m, m]) }}{% endfor %}",
+    "much text in a loop": "{% for a in range(99999) %}" + "x" * 9999 + "{% endfor %}",
+    "a long product": "{{ 'a' * 10**10 }}",
+    "a long product of a list": "{{ [1] * 10**10 }}",
+    "a long product from the left": "{% set x = 10**10 * 'a' %}",
+    "a power": "{{ 9 ** (9 ** 9) }}",
+    "a product of powers": "{% set ns = namespace(s=9) %}{% for i in range(99) %}"
+    "{% set ns.s = ns.s * ns.s %}{% endfor %}",
+    "a rounding to 10^9 places": "{{ 5|round(-1000000000) }}",
+    "a wide column": "{{ 'a'.center(10**10) }}",
+    "a wide filter": "{{ 'a'|center(10**10) }}",
+    "a wide indentation": "{{ 'a\nb'|indent(10**9) }}",
+    "wide JSON": "{{ [1]|tojson(indent=10**9) }}",
+    "long separators in JSON": "{{ ([1] * 9999)|tojson(separators=('x' * 9999, 'y')) }}",
+    "a wide percent format": "{{ '%1000000000d' % 1 }}",
+    "a wide percent filter": "{{ '%1000000000d'|format(1) }}",
+    "a wide format": "{{ '{:>1000000000}'.format(1) }}",
+    "a computed format": "{{ '{:>{}}'.format(1, 10**9) }}",
+    "a computed percent format": "{{ '%*d' % (10**9, 1) }}",
+    "expanded tabs": "{{ '\t'.expandtabs(10**9) }}",
+    "bytes of a number": "{{ (5).to_bytes(10**10, 'big') }}",
+    "joined with ~": doubling("{% set ns.s = ns.s ~ ns.s %}"),
+    "joined with +": doubling("{% set ns.s = ns.s + ns.s %}"),
+    "joined by a block": doubling("{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}"),
+    "lists in lists": doubling("{% set ns.s = [ns.s, ns.s] %}"),
+    "dictionaries in dictionaries": doubling("{% set ns.s = {'a': ns.s, 'b': ns.s} %}"),
+    "views of dictionaries": doubling("{% set ns.s = [dict(a=ns.s).items(), ns.s] %}"),
+    "tuples in tuples": doubling("{% set ns.s = (ns.s, ns.s) %}"),
+    "replaced": doubling("{% set ns.s = ns.s.replace('a', ns.s) %}"),
+    "replaced by a filter": doubling("{% set ns.s = ns.s|replace('a', ns.s) %}"),
+    "joined by a method": doubling("{% set ns.s = ns.s.join([ns.s, ns.s]) %}"),
+    "joined by a filter": doubling("{% set ns.s = [ns.s, ns.s]|join('-') %}"),
+    "formatted": doubling("{% set ns.s = '{0}{0}'.format(ns.s) %}"),
+    "formatted with %": doubling("{% set ns.s = '%s%s' % (ns.s, ns.s) %}"),
+    "many large values": "{% set x = 'a' * 16000000 %}{% for i in range(999) %}"
+    "{% set y = x ~ i %}{% endfor %}",
+    "a slow search": "{{ ('a' * 8000000).rfind('b' + 'a' * 4000000) }}",
+    "lists summed up": "{{ [[1], [2]]|sum(start=[]) }}",
+    "deep brackets": "{{ " + "(" * 5000 + " }}",
+    "deep lists": "{{ " + "[" * 150 + "]" * 150 + " }}",
+    "deep loops": "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+    "a number of 100,000 digits": "{{ " + "9" * 100000 + " }}",
+    "Python's classes": "{{ ''.__class__.__mro__ }}",
+    "Python's classes by filter": "{{ ''|attr('__class__') + '' }}",
+    "Python's classes by format": "{{ '{0.__class__.__mro__}'.format(1) }}",
+    "changing the messages": "{{ messages.append(1) }}",
+    "a date format that grows": "{{ strftime_now('%99999999d') }}",
+}
+
+
+@pytest.mark.parametrize("text", HARMFUL.values(), ids=HARMFUL.keys())
+def test_a_harmful_template_ends_soon_with_one_line(load, monkeypatch, text):
+    monkeypatch.setattr(bounds, "MOST_STEPS", 20_000)
+    began = time.monotonic()
+
+    with pytest.raises(DiskMoeError) as caught:
+        load(text).render(QUESTION)
+
+    assert "\n" not in str(caught.value)
+    assert "chat_template.jinja: the chat template" in str(caught.value)
+    assert time.monotonic() - began < 5
+
+
+def test_a_template_that_takes_too_long_is_stopped_by_the_clock(load, monkeypatch):
+    monkeypatch.setattr(bounds, "MOST_SECONDS", 0.0)
+
+    with pytest.raises(BadModel, match="takes more than 0 seconds"):
+        load(CHATML).render(TALK)
+
+
+def test_a_namespace_prints_no_contents_that_were_never_measured(load):
+    text = doubling("{% set ns.s = namespace(a=ns.s, b=ns.s) %}").replace("{{ ns.s|length }}", "")
+
+    assert load(text).render(QUESTION) == "<Namespace>"
+
+
+def test_a_long_conversation_is_within_the_bounds(load):
+    messages = [TALK[1], TALK[2]] * 500
+
+    assert load(QWEN).render(messages).count("<|im_start|>") == 1001
+
+
+def test_rendering_twice_starts_with_a_full_budget(load, monkeypatch):
+    template = load(CHATML)
+    monkeypatch.setattr(bounds, "MOST_STEPS", 30)
+
+    assert [template.render(QUESTION) for _ in range(5)] == [template.render(QUESTION)] * 5
+
+
+# The end of a turn
+
+
+@pytest.mark.parametrize(
+    ("text", "tail"),
+    [
+        (CHATML, "<|im_end|>\n"),
+        (GLM, None),
+        ("{{ raise_exception('no') }}", None),
+        ("{% for m in messages %}{{ m.content }}{% if loop.last %}</s>{% endif %}{% endfor %}", "</s>"),
+    ],
+)  # fmt: skip
+def test_what_follows_an_answer_is_the_end_of_turn(load, text, tail):
+    assert load(text).text_after_answer() == tail

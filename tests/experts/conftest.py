@@ -1,0 +1,108 @@
+"""Tiny models drawn in the test: a Hugging Face directory of a few kilobytes, and its plan."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+
+from diskmoe.experts.checkpoint import Checkpoint, DenseTensor, ExpertTensors, TensorPlan
+from diskmoe.experts.formats import round_to_bf16, widen_bf16
+
+TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass
+class TinyModel:
+    """A model directory, its plan, and the weights that a reader must see."""
+
+    path: Path
+    plan: TensorPlan
+    weights: dict[str, np.ndarray]
+
+    def open(self) -> Checkpoint:
+        return Checkpoint.open(self.path)
+
+
+def stored(weights: np.ndarray, dtype: str) -> tuple[bytes, np.ndarray]:
+    """(bytes on disk, the numbers that they stand for)."""
+    if dtype == "BF16":
+        bits = round_to_bf16(weights)
+        return bits.tobytes(), widen_bf16(bits)
+    narrow = weights.astype(np.float16 if dtype == "F16" else np.float32)
+    return narrow.tobytes(), narrow.astype(np.float32)
+
+
+def write_shard(path: Path, tensors: dict[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """Write with the safetensors package; the numbers that were stored."""
+    entries, seen = {}, {}
+    for name, array in tensors.items():
+        data, seen[name] = stored(array, dtype)
+        entries[name] = {"dtype": TYPES[dtype], "shape": list(array.shape), "data": data}
+    safetensors.serialize_file(entries, str(path))
+    return seen
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Callable[..., TinyModel]:
+    """tiny_model(dtype=, shards=, experts=, layers=, hidden=, ffn=) -> TinyModel."""
+
+    def make(
+        dtype: str = "F32",
+        shards: int = 1,
+        experts: int = 3,
+        layers: int = 2,
+        hidden: int = 40,
+        ffn: int = 24,
+        name: str = "model",
+    ) -> TinyModel:
+        path = tmp_path / name
+        path.mkdir()
+        random = np.random.default_rng(7)
+
+        def draw(*shape: int) -> np.ndarray:
+            return random.standard_normal(shape).astype(np.float32)
+
+        tensors = {
+            "model.embed_tokens.weight": draw(50, hidden),
+            "model.norm.weight": draw(hidden),
+        }
+        dense = [
+            DenseTensor("model.embed_tokens.weight", (50, hidden), "matrix"),
+            DenseTensor("model.norm.weight", (hidden,), "vector"),
+        ]
+        templates = []
+        for layer in range(layers):
+            at = f"model.layers.{layer}"
+            tensors[f"{at}.mlp.gate.weight"] = draw(experts, hidden)
+            dense.append(DenseTensor(f"{at}.mlp.gate.weight", (experts, hidden), "vector"))
+            names = [
+                f"{at}.mlp.experts.{{e}}.{part}_proj.weight" for part in ("gate", "up", "down")
+            ]
+            templates.append(ExpertTensors(layer, *names))
+            for expert in range(experts):
+                gate, up, down = templates[-1].names(expert)
+                tensors[gate], tensors[up] = draw(ffn, hidden), draw(ffn, hidden)
+                tensors[down] = draw(hidden, ffn)
+        weights: dict[str, np.ndarray] = {}
+        names = list(tensors)
+        weight_map = {}
+        for shard in range(shards):
+            file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+            part = names[shard::shards]
+            weights |= write_shard(path / file, {n: tensors[n] for n in part}, dtype)
+            weight_map |= dict.fromkeys(part, file)
+        if shards > 1:
+            index = {"metadata": {}, "weight_map": weight_map}
+            (path / "model.safetensors.index.json").write_text(json.dumps(index))
+        else:
+            (path / "model-00001-of-00001.safetensors").rename(path / "model.safetensors")
+        (path / "config.json").write_text(json.dumps({"model_type": "tiny", "hidden": hidden}))
+        (path / "tokenizer.json").write_text("{}")
+        plan = TensorPlan(layers, experts, hidden, ffn, tuple(dense), tuple(templates))
+        return TinyModel(path, plan, weights)
+
+    return make

@@ -1,0 +1,178 @@
+"""Each byte of a packed matrix, by the formulas in the module's docstring."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diskmoe.experts.formats import FORMATS, dequantise, quantise, round_to_bf16, widen_bf16
+from diskmoe.experts.tiles import (
+    matrix_layout,
+    pack,
+    pack_bf16,
+    pack_record,
+    pack_rows,
+    record_layout,
+    unpack,
+    unpack_record,
+)
+
+
+def draw(rows: int, cols: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
+
+
+def padded_q(weights: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+    values, scales = quantise(weights, name)
+    rows = -(-len(weights) // 16) * 16
+    q = np.zeros((rows, values.shape[1]), int)
+    q[: len(weights)] = values
+    s = np.zeros((rows, scales.shape[1]), np.float16)
+    s[: len(weights)] = scales
+    return q, s
+
+
+def test_q8_bytes_follow_the_formula() -> None:
+    weights = draw(19, 70)
+    layout = matrix_layout("q8", 19, 70)
+    data = pack(weights, layout)[: layout.scales_offset].reshape(2, 3, 8, 64)
+    q, _ = padded_q(weights, "q8")
+    for tile, group, block, byte in np.ndindex(data.shape):
+        r, i = divmod(byte, 4)
+        expected = q[tile * 16 + r, group * 32 + 4 * block + i]
+        assert data[tile, group, block, byte] == expected % 256
+
+
+def test_q4_bytes_follow_the_formula() -> None:
+    weights = draw(19, 70)
+    layout = matrix_layout("q4", 19, 70)
+    data = pack(weights, layout)[: layout.scales_offset].reshape(2, 3, 4, 64)
+    q, _ = padded_q(weights, "q4")
+    for tile, group, block, byte in np.ndindex(data.shape):
+        r, i = divmod(byte, 4)
+        row, k = tile * 16 + r, group * 32 + 8 * block + i
+        assert data[tile, group, block, byte] == (q[row, k] + 8) | (q[row, k + 4] + 8) << 4
+
+
+@pytest.mark.parametrize("name", ["q8", "q4"])
+def test_scales_lie_by_tile_group_and_row_from_an_aligned_offset(name: str) -> None:
+    weights = draw(19, 70)
+    layout = matrix_layout(name, 19, 70)
+    packed = pack(weights, layout)
+    assert layout.scales_offset % 64 == 0
+    section = packed[layout.scales_offset : layout.scales_offset + 2 * 3 * 16 * 2]
+    _, scales = padded_q(weights, name)
+    expected = scales.reshape(2, 16, 3).transpose(0, 2, 1)
+    np.testing.assert_array_equal(section.view(np.float16).reshape(2, 3, 16), expected)
+
+
+@pytest.mark.parametrize("name", ["f32", "bf16"])
+def test_floats_lie_by_tile_column_and_row(name: str) -> None:
+    weights = draw(19, 7)
+    layout = matrix_layout(name, 19, 7)
+    dtype = np.float32 if name == "f32" else np.uint16
+    stored = pack(weights, layout).view(dtype)[: 2 * 7 * 16].reshape(2, 7, 16)
+    expected = np.zeros((32, 7), dtype)
+    expected[:19] = weights if name == "f32" else round_to_bf16(weights)
+    np.testing.assert_array_equal(stored, expected.reshape(2, 16, 7).transpose(0, 2, 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 50),
+    cols=st.integers(1, 100),
+    name=st.sampled_from(sorted(FORMATS)),
+    seed=st.integers(0, 99),
+)
+def test_unpacking_gives_the_numbers_that_were_packed(
+    rows: int, cols: int, name: str, seed: int
+) -> None:
+    weights = draw(rows, cols, seed)
+    layout = matrix_layout(name, rows, cols)
+    if name == "f32":
+        expected = weights
+    elif name == "bf16":
+        expected = widen_bf16(round_to_bf16(weights))
+    else:
+        expected = dequantise(*quantise(weights, name))[:, :cols]
+    np.testing.assert_array_equal(unpack(pack(weights, layout), layout), expected)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_memory_that_was_used_before_gives_the_same_bytes(name: str) -> None:
+    weights, layout = draw(17, 33), matrix_layout(name, 17, 33)
+    used = np.full(layout.nbytes, 0xAB, np.uint8)
+    np.testing.assert_array_equal(pack(weights, layout, used), pack(weights, layout))
+    record = record_layout(name, 33, 17)
+    parts = (weights, weights, np.ascontiguousarray(weights.T))
+    used = np.full(record.nbytes, 0xAB, np.uint8)
+    np.testing.assert_array_equal(pack_record(*parts, record, used), pack_record(*parts, record))
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_packing_block_by_block_gives_the_same_bytes(name: str) -> None:
+    weights, layout = draw(75, 40), matrix_layout(name, 75, 40)
+    packed = np.zeros(layout.nbytes, np.uint8)
+    for begin in range(0, 75, 32):
+        pack_rows(weights[begin : begin + 32], layout, begin, packed)
+    np.testing.assert_array_equal(packed, pack(weights, layout))
+
+
+def test_bf16_sources_keep_their_bits() -> None:
+    bits = np.random.default_rng(1).integers(0, 0x7F00, (18, 5)).astype(np.uint16)
+    layout = matrix_layout("bf16", 18, 5)
+    np.testing.assert_array_equal(unpack(pack_bf16(bits, layout), layout), widen_bf16(bits))
+
+
+def test_bf16_sources_can_be_quantised() -> None:
+    bits = round_to_bf16(draw(16, 64))
+    layout = matrix_layout("q4", 16, 64)
+    np.testing.assert_array_equal(pack(bits, layout), pack(widen_bf16(bits), layout))
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_record_gives_its_three_matrices_back(name: str) -> None:
+    layout = record_layout(name, 40, 24)
+    matrices = draw(24, 40, 1), draw(24, 40, 2), draw(40, 24, 3)
+    record = pack_record(*matrices, layout)
+    assert record.shape == (layout.nbytes,)
+    for matrix, found, (part, _, _) in zip(
+        matrices, unpack_record(record, layout), layout.parts(), strict=True
+    ):
+        np.testing.assert_array_equal(found, unpack(pack(matrix, part), part))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "ffn", "weights"),
+    [(2048, 768, 4718592), (2048, 1024, 6291456), (4096, 1408, 17301504), (40, 24, 2880)],
+)
+def test_records_of_real_models_are_whole_pages_with_little_waste(
+    hidden: int, ffn: int, weights: int
+) -> None:
+    for name, fmt in FORMATS.items():
+        layout = record_layout(name, hidden, ffn)
+        assert layout.nbytes % 4096 == 0
+        assert all(begin % 64 == 0 for _, begin, _ in layout.parts())
+        if hidden > 1000:
+            assert layout.nbytes - weights * fmt.bits_per_weight / 8 < 4096
+
+
+def test_packed_memory_is_aligned_to_cache_lines() -> None:
+    for rows in range(1, 40, 7):
+        layout = matrix_layout("q4", rows, 33)
+        assert layout.nbytes % 64 == 0
+        assert pack(draw(rows, 33), layout).ctypes.data % 64 == 0
+
+
+def test_wrong_shapes_and_formats_are_refused() -> None:
+    layout = matrix_layout("q8", 16, 32)
+    with pytest.raises(ValueError, match=r"\(16, 31\)"):
+        pack(draw(16, 31), layout)
+    with pytest.raises(ValueError, match="bytes"):
+        unpack(np.zeros(3, np.uint8), layout)
+    with pytest.raises(ValueError, match="q5"):
+        matrix_layout("q5", 16, 32)
+    with pytest.raises(ValueError, match="0 rows"):
+        matrix_layout("q8", 0, 32)
+    with pytest.raises(ValueError, match="out must be"):
+        pack(draw(16, 32), layout, np.zeros(5, np.uint8))

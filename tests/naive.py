@@ -1,0 +1,130 @@
+"""NumPy twins: what each kernel computes, written as plainly as it can be.
+
+Float results are taken in float64 unless the kernel's rounding is part of its contract (the
+activations' quantisation, the order of routing). Tests compare kernels with these.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+
+def quantise_activations(x: Floats) -> tuple[npt.NDArray[np.int32], Floats]:
+    """x (n, cols) -> values (n, groups, 32), scales f32 (n, groups): amax / 127, half to even."""
+    n, cols = x.shape
+    groups = -(-cols // 32)
+    padded = np.zeros((n, groups * 32), np.float32)
+    padded[:, :cols] = x
+    grouped = padded.reshape(n, groups, 32)
+    scales = (np.abs(grouped).max(axis=2) / np.float32(127)).astype(np.float32)
+    divisors = np.where(scales == 0, np.float32(1), scales)
+    values = np.clip(np.rint(grouped / divisors[:, :, None]), -127, 127).astype(np.int32)
+    return values, scales
+
+
+def matmul_quantised(
+    x: Floats, values: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]
+) -> Floats:
+    """x (n, cols), weights as formats.quantise gives them -> (n, rows).
+
+    The group sums are exact, the scale products and the running sum are rounded to f32; a sum in
+    float64 of an exact product, rounded once more, stands for the fma.
+    """
+    q, x_scales = quantise_activations(x)
+    rows, groups = scales.shape
+    w = values.astype(np.int32).reshape(rows, groups, 32)
+    w_scales = scales.astype(np.float32)
+    total = np.zeros((len(x), rows), np.float32)
+    for g in range(groups):
+        dots = (q[:, g] @ w[:, g].T).astype(np.float64)
+        products = (x_scales[:, g, None] * w_scales[None, :, g]).astype(np.float64)
+        total = (dots * products + total).astype(np.float32)
+    return total
+
+
+def matmul(x: Floats, weights: Floats) -> Doubles:
+    """x (n, cols), weights (rows, cols) -> (n, rows)."""
+    return x.astype(np.float64) @ weights.T.astype(np.float64)
+
+
+def sigmoid(x: npt.NDArray[np.floating]) -> Doubles:
+    return 1 / (1 + np.exp(-x.astype(np.float64)))
+
+
+def silu_mul(gate: npt.NDArray[np.floating], up: npt.NDArray[np.floating]) -> Doubles:
+    return gate * sigmoid(gate) * up
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Doubles:
+    wide = x.astype(np.float64)
+    return wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + eps) * weight
+
+
+def rope(x: Floats, inverse_frequencies: Doubles, start: int, interleaved: bool) -> Doubles:
+    """x (n, heads, head_dim) rotated as complex numbers."""
+    rotated = x.astype(np.float64)
+    dims = 2 * len(inverse_frequencies)
+    angles = (start + np.arange(len(x)))[:, None] * inverse_frequencies[None, :]
+    near = slice(0, dims, 2) if interleaved else slice(0, dims // 2)
+    far = slice(1, dims, 2) if interleaved else slice(dims // 2, dims)
+    pairs = (rotated[..., near] + 1j * rotated[..., far]) * np.exp(1j * angles)[:, None, :]
+    rotated[..., near], rotated[..., far] = pairs.real, pairs.imag
+    return rotated
+
+
+def attend(q: Floats, k: Floats, v: Floats, start: int, scale: float) -> Doubles:
+    """q (n, heads, d), k (ctx, kv, d), v (ctx, kv, v_dim) -> (n, heads, v_dim)."""
+    n, heads, _ = q.shape
+    shared = heads // k.shape[1]
+    out = np.zeros((n, heads, v.shape[2]))
+    for i in range(n):
+        for h in range(heads):
+            keys = k[: start + i + 1, h // shared].astype(np.float64)
+            scores = keys @ q[i, h].astype(np.float64) * scale
+            weights = np.exp(scores - scores.max())
+            out[i, h] = weights / weights.sum() @ v[: start + i + 1, h // shared]
+    return out
+
+
+def expert_ffn(x: Floats, gate: Floats, up: Floats, down: Floats) -> Doubles:
+    """One expert in exact arithmetic: x (n, hidden) -> (n, hidden)."""
+    inner = silu_mul(matmul(x, gate), matmul(x, up))
+    return inner @ down.T.astype(np.float64)
+
+
+def combine(selected: Floats, index: npt.NDArray[np.int32], weights: Floats, y: Floats) -> Doubles:
+    return y + (selected[index].astype(np.float64) * weights[:, :, None]).sum(axis=1)
+
+
+def route(
+    logits: Floats,
+    score: str,
+    bias: Floats,
+    n_group: int,
+    topk_group: int,
+    group_score: str,
+    top_k: int,
+    renorm: bool,
+    scale: float,
+) -> tuple[npt.NDArray[np.int64], Doubles]:
+    """Ids by a stable sort of the choice scores, weights in float64."""
+    wide = logits.astype(np.float64)
+    if score == "sigmoid":
+        scores = sigmoid(wide)
+    else:
+        scores = np.exp(wide - wide.max(axis=1, keepdims=True))
+        scores /= scores.sum(axis=1, keepdims=True)
+    choice = scores + bias
+    grouped = np.sort(choice.reshape(len(logits), n_group, -1), axis=2)
+    best = grouped[:, :, -2:].sum(axis=2) if group_score == "top2" else grouped[:, :, -1]
+    kept = np.argsort(-best, axis=1, kind="stable")[:, :topk_group]
+    for row, groups in enumerate(kept):
+        closed = np.setdiff1d(np.arange(n_group), groups)
+        choice[row].reshape(n_group, -1)[closed] = -np.inf
+    ids = np.argsort(-choice, axis=1, kind="stable")[:, :top_k]
+    weights = np.take_along_axis(scores, ids, axis=1)
+    if renorm:
+        weights /= weights.sum(axis=1, keepdims=True) + (1e-20 if score == "sigmoid" else 0)
+    return ids, weights * scale

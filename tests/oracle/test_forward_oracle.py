@@ -1,0 +1,162 @@
+"""Logits and greedy tokens equal those of transformers, for every family and its switches."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_model import random_tensors, running, tiny_config, write_checkpoint
+
+from diskmoe.engine.model.config import read_config
+from diskmoe.engine.model.tensors import tensor_plan
+from diskmoe.experts.checkpoint import Checkpoint
+from diskmoe.experts.container import Container
+from diskmoe.experts.convert import convert
+
+pytestmark = pytest.mark.oracle
+
+PROMPT = [5, 9, 33, 2, 50, 7, 8, 41, 3, 77, 20, 6]
+TOKENS = 32
+TOLERANCE = 1e-4
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("qwen3_moe", {}),
+    "qwen3-no-renorm": ("qwen3_moe", {"norm_topk_prob": False}),
+    "qwen3-bias-dense-layers": (
+        "qwen3_moe",
+        {"attention_bias": True, "mlp_only_layers": [0], "num_hidden_layers": 4},
+    ),
+    "qwen3-sparse-step-tied": (
+        "qwen3_moe",
+        {"decoder_sparse_step": 2, "tie_word_embeddings": True, "num_hidden_layers": 4},
+    ),
+    "olmoe": ("olmoe", {}),
+    "olmoe-clip-renorm": ("olmoe", {"clip_qkv": 0.5, "norm_topk_prob": True}),
+    "olmoe-mha-bias": ("olmoe", {"num_key_value_heads": 4, "attention_bias": True}),
+    "glm4": ("glm4_moe", {}),
+    "glm4-air-like": (
+        "glm4_moe",
+        {"use_qk_norm": False, "routed_scaling_factor": 1.0, "partial_rotary_factor": 0.5},
+    ),
+    "glm4-groups": (
+        "glm4_moe",
+        {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "norm_topk_prob": False},
+    ),
+    "glm4-quarter-rope": (
+        "glm4_moe",
+        {
+            "partial_rotary_factor": 0.25,
+            "attention_bias": False,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+
+
+def settings_of(case: str) -> tuple[str, dict[str, Any]]:
+    family, changes = CASES[case]
+    settings = tiny_config(family, **changes)
+    del settings["model_type"]
+    return family, settings
+
+
+def greedy(folder, prompt: list[int], count: int, whole_prefill: bool, **options) -> list[int]:
+    with running(folder, **options) as model:
+        if whole_prefill:
+            logits = model.forward(prompt)
+        else:
+            for token in prompt[:-1]:
+                model.forward([token], "none")
+            logits = model.forward(prompt[-1:])
+        chosen: list[int] = []
+        for _ in range(count):
+            chosen.append(int(logits[0].argmax()))
+            logits = model.forward(chosen[-1:])
+    return chosen
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_and_greedy_tokens_equal_transformers(random_model, case, dtype):
+    family, settings = settings_of(case)
+    made = random_model(family, settings, dtype, PROMPT, TOKENS, 10 * TOLERANCE)
+    whole = PROMPT + made.expected
+    with running(made.folder, slots=2) as model:
+        found = model.forward(whole, "all")
+    difference = np.abs(found - made.oracle.logits(whole)).max()
+    print(f"{case} {dtype}: max logit difference {difference:.2e}, margin {made.margin:.4f}")
+    assert difference < TOLERANCE < made.margin / 10
+    assert greedy(made.folder, PROMPT, TOKENS, True, slots=8) == made.expected
+    assert greedy(made.folder, PROMPT, TOKENS, False, slots=1, threads=2) == made.expected
+
+
+@pytest.mark.parametrize("case", ["qwen3-bias-dense-layers", "olmoe", "glm4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_converted_model_in_its_own_precision_equals_transformers(random_model, case, dtype):
+    family, settings = settings_of(case)
+    made = random_model(family, settings, dtype, PROMPT, TOKENS, 10 * TOLERANCE)
+    fmt = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    folder = converted(made.folder, fmt)
+    whole = PROMPT + made.expected
+    with running(folder, slots=5) as model:
+        found = model.forward(whole, "all")
+    with running(made.folder) as model:
+        assert model.forward(whole, "all").tobytes() == found.tobytes()
+    assert np.abs(found - made.oracle.logits(whole)).max() < TOLERANCE
+    for slots, whole_prefill in ((1, True), (8, False)):
+        assert greedy(folder, PROMPT, TOKENS, whole_prefill, slots=slots) == made.expected
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("experts", "dense"), [("q8", "q8"), ("q4", "q8"), ("q4", "q4")])
+def test_a_quantised_model_equals_transformers_given_the_dequantised_weights(
+    random_model, oracle_of, tmp_path, case, experts, dense
+):
+    family, settings = settings_of(case)
+    made = random_model(family, settings, "bfloat16", PROMPT, 1, 0.0)
+    folder = converted(made.folder, experts, dense)
+    exact = dequantised(folder, tmp_path / "dequantised")
+    expected = oracle_of(exact).logits(PROMPT * 3)
+    with running(exact) as model:  # the weights as they are read: nothing else is different
+        assert np.abs(model.forward(PROMPT * 3, "all") - expected).max() < TOLERANCE
+    with running(folder, slots=3) as model:
+        found = model.forward(PROMPT * 3, "all")
+    share = np.abs(found - expected).max() / np.abs(expected).max()
+    print(f"{case} experts {experts} dense {dense}: {share:.2e} of max |logit|")
+    assert share < 2e-2
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe"])
+def test_a_config_in_the_form_of_the_hub_means_the_same_to_both(tmp_path, oracle_of, family):
+    changes = {"rope_theta": 5e4, "rope_scaling": None}
+    if family == "glm4_moe":
+        changes |= {"num_nextn_predict_layers": 1, "partial_rotary_factor": 0.25}
+    raw = tiny_config(family, **changes) | {"rope_scaling": None}
+    tensors = random_tensors(raw, 1, mtp=family == "glm4_moe")
+    folder = write_checkpoint(tmp_path, raw, tensors, "bf16")
+    with running(folder, slots=2) as model:
+        found = model.forward(PROMPT, "all")
+    assert np.abs(found - oracle_of(folder).logits(PROMPT)).max() < TOLERANCE
+
+
+def converted(folder: Path, experts: str, dense: str | None = None) -> Path:
+    checkpoint = Checkpoint.open(folder)
+    plan = tensor_plan(read_config(checkpoint.config, str(folder)), checkpoint.has)
+    out = folder.with_name(f"{folder.name}-{experts}-{dense}")
+    convert(checkpoint, plan, out, experts, dense or experts)
+    return out
+
+
+def dequantised(folder: Path, out: Path) -> Path:
+    """A checkpoint in f32 of the numbers that a converted model's weights stand for."""
+    container = Container.open(folder)
+    plan = tensor_plan(read_config(container.config, str(folder)))
+    tensors = {tensor.name: container.f32(tensor.name) for tensor in plan.dense}
+    for layer in plan.experts:
+        for expert in range(plan.n_experts):
+            matrices = container.expert_f32(layer.layer, expert)
+            tensors |= zip(layer.names(expert), matrices, strict=True)
+    config = {**container.config, "dtype": "float32"}
+    return write_checkpoint(out, config, tensors)
