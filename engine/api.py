@@ -36,13 +36,13 @@ from diskmoe.engine.loading import (
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.weights import load_dense
-from diskmoe.engine.report import ModelFacts, human_bytes
+from diskmoe.engine.report import ModelFacts
 from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
 from diskmoe.engine.text.session import TextStream, prepare_prompt
 from diskmoe.engine.text.template import ChatTemplate
 from diskmoe.engine.text.tokenizer import TextTokenizer, collect_stop_ids, load_tokenizer
-from diskmoe.experts.budget import MemoryPlan
+from diskmoe.experts.budget import MemoryPlan, shown_bytes
 from diskmoe.experts.pagecache import cached_share
 from diskmoe.experts.store import ExpertStore
 
@@ -161,7 +161,7 @@ class Model:
         return (
             f"{self.path.name}: {config.family}, {config.layers} layers, {config.experts} experts, "
             f"top-{config.top_k}; experts {self._records.expert_format}, "
-            f"{human_bytes(self._records.record_layout.nbytes)} each"
+            f"{shown_bytes(self._records.record_layout.nbytes)} each"
         )
 
     def describe_stops(self) -> str:
@@ -354,12 +354,12 @@ class PlanReport:
                 f"{config.experts} experts, top-{config.top_k}"
             ),
             (
-                f"experts {records.expert_format}: {human_bytes(records.record_layout.nbytes)} "
-                f"each, {experts} in all, {human_bytes(experts * records.record_layout.nbytes)}"
+                f"experts {records.expert_format}: {shown_bytes(records.record_layout.nbytes)} "
+                f"each, {experts} in all, {shown_bytes(experts * records.record_layout.nbytes)}"
             ),
             *self.memory.lines(),
             (
-                f"a token reads {human_bytes(self.bytes_per_cold_token)} from disk when nothing "
+                f"a token reads {shown_bytes(self.bytes_per_cold_token)} from disk when nothing "
                 "is resident"
             ),
         ]

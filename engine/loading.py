@@ -5,28 +5,30 @@ Everything that can be refused is refused from headers and numbers, before a wei
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from numba.core.event import Event, Listener, install_listener
+
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.kernels.warm import compile_kernels
 from diskmoe.engine.model.config import ModelConfig, read_config
-from diskmoe.engine.model.forward import forward_scratch_bytes
+from diskmoe.engine.model.forward import scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan
-from diskmoe.engine.model.weights import LOAD_BLOCK_BYTES, dense_bytes
+from diskmoe.engine.model.weights import dense_bytes
 from diskmoe.engine.stats import peak_rss_bytes
-from diskmoe.experts.budget import MemoryPlan, plan_memory
-from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
+from diskmoe.experts.budget import MemoryPlan, available_memory, plan_memory, shown_bytes
+from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.formats import FORMATS, format_for_bits
 from diskmoe.experts.reader import DirectMode
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 
 Say = Callable[[str], None]
+PAGE_CACHE_SHARE = 0.25  # of available memory: experts below it are left to the page cache
 _DIRECT: Mapping[str, DirectMode] = {"auto": "auto", "1": "on", "0": "off"}
 
 
@@ -88,7 +90,10 @@ def open_model(path: Path, options: Options) -> Opened:
         plan = tensor_plan(config, container.has)
         _check_container(container, config, plan)
         notes += _overruled(container, options)
-        records = ContainerRecords(container, _DIRECT[options.direct])
+        direct, why = _direct_mode(container, options)
+        records = ContainerRecords(container, direct)
+        if why:
+            records.io_mode = f"plain reads: {why}"
         return Opened(path, container, config, plan, container.dense_format, records, tuple(notes))
     checkpoint = Checkpoint.open(path)
     config = read_config(checkpoint.config, str(path / "config.json"))
@@ -105,6 +110,21 @@ def open_model(path: Path, options: Options) -> Opened:
     if options.direct == "1":
         notes.append("DIRECT=1 has no effect on a checkpoint that is not converted")
     return Opened(path, checkpoint, config, plan, dense_format, source, tuple(notes))
+
+
+def _direct_mode(container: Container, options: Options) -> tuple[DirectMode, str]:
+    """Whether to read past the page cache, and why not when that was decided here.
+
+    O_DIRECT wins where reads are large and the page cache could not hold the experts anyway; a
+    small model is better served by the page cache.
+    """
+    if options.direct != "auto":
+        return _DIRECT[options.direct], ""
+    experts = len(container.layers) * container.n_experts * container.record_layout.nbytes
+    available, _ = available_memory()
+    if experts < available * PAGE_CACHE_SHARE:
+        return "off", f"all experts, {shown_bytes(experts)}, fit in the page cache"
+    return "auto", ""
 
 
 def _check_container(container: Container, config: ModelConfig, plan: TensorPlan) -> None:
@@ -144,19 +164,25 @@ def _overruled(container: Container, options: Options) -> list[str]:
     return notes
 
 
-def ready_kernels(opened: Opened, say: Say) -> None:
-    """Compiles the kernels this model needs, or loads them from Numba's cache.
+class _FirstCompile(Listener):
+    """Says one line when Numba really compiles; loading from its cache stays silent."""
 
-    The cache answers within a second; when it does not, this is the first start: one line says so.
-    """
-    line = "kernels   being compiled for this processor, once; this takes half a minute"
-    late = threading.Timer(2.0, say, (line,))
-    late.daemon = True
-    late.start()
-    try:
+    def __init__(self, say: Say) -> None:
+        self._say: Say | None = say
+
+    def on_start(self, event: Event) -> None:
+        if self._say is not None:
+            say, self._say = self._say, None
+            say("kernels   being compiled for this processor, once; this takes half a minute")
+
+    def on_end(self, event: Event) -> None:
+        """Nothing to say."""
+
+
+def ready_kernels(opened: Opened, say: Say) -> None:
+    """Compiles the kernels this model needs, or loads them from Numba's cache on disk."""
+    with install_listener("numba:compile", _FirstCompile(say)):
         compile_kernels(opened.kernel_formats)
-    finally:
-        late.cancel()
 
 
 def memory_plan(opened: Opened, options: Options) -> MemoryPlan:
@@ -173,8 +199,8 @@ def memory_plan(opened: Opened, options: Options) -> MemoryPlan:
         base_bytes=peak_rss_bytes(),
         dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
         kv_bytes=kv_cache_bytes(config, options.ctx),
-        scratch_bytes=forward_scratch_bytes(config, options.ctx, chunk, layout),
-        loader_bytes=LOAD_BLOCK_BYTES + opened.records.scratch_bytes,
+        scratch_bytes=scratch_bytes(config, chunk, 1, options.ctx, layout),
+        loader_bytes=2 * ROW_BLOCK_BYTES + opened.records.scratch_bytes,
         slot_bytes=layout.nbytes,
         n_moe_layers=len(config.moe_layers),
         n_experts=config.experts,

@@ -10,7 +10,7 @@ from typing import Any
 
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.places import demo_dir
-from diskmoe.engine.report import human_bytes
+from diskmoe.experts.budget import shown_bytes
 
 Say = Callable[[str], None]
 
@@ -78,13 +78,13 @@ def convert_model(
     given = sum(checkpoint.info(name).nbytes for name in checkpoint.names)
     say(
         f"convert   {config.family}, {config.layers} layers, {config.experts} experts: "
-        f"{human_bytes(given)} to experts {experts or 'as they are'}, "
+        f"{shown_bytes(given)} to experts {experts or 'as they are'}, "
         f"dense {dense or 'as it is'}"
     )
     done = convert(checkpoint, plan, out, experts, dense, _progress(say))
     say(
-        f"written   {human_bytes(done.nbytes)} at {out} in {done.seconds:.1f} s"
-        + (f" ({human_bytes(done.kept_nbytes)} were there already)" if done.kept_nbytes else "")
+        f"written   {shown_bytes(done.nbytes)} at {out} in {done.seconds:.1f} s"
+        + (f" ({shown_bytes(done.kept_nbytes)} were there already)" if done.kept_nbytes else "")
     )
 
 
@@ -100,7 +100,7 @@ def _progress(say: Say) -> Callable[[int, int, str], None]:
         last = now
         left = (now - started) * (total - done) / done
         say(
-            f"convert   {what}: {human_bytes(done)} of {human_bytes(total)}, about {left:.0f} s left"
+            f"convert   {what}: {shown_bytes(done)} of {shown_bytes(total)}, about {left:.0f} s left"
         )
 
     return tell

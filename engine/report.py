@@ -12,6 +12,7 @@ from typing import Any
 
 from diskmoe.engine.settings import SETTINGS, Value
 from diskmoe.engine.stats import RunStats, peak_rss_bytes, phase_json
+from diskmoe.experts.budget import shown_bytes
 
 REPORT_KEYS = (
     "text",
@@ -57,15 +58,6 @@ class ModelFacts:
     expert_format: str
     budget_bytes: int
     slots_per_layer: int
-
-
-def human_bytes(count: float) -> str:
-    """``1536`` -> ``1.5 KiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024 or unit == "GiB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError("the last unit always returns")
 
 
 def shown(value: Any) -> str:
@@ -166,7 +158,7 @@ def report_lines(stats: RunStats, facts: ModelFacts) -> list[str]:
             f"experts   hit rate {100 * decode.hit_rate:.1f} % ({decode.hits} hits, "
             f"{decode.misses} misses, {decode.selections} selections), "
             f"{facts.slots_per_layer} of {facts.experts} slots/layer; read "
-            f"{human_bytes(decode.miss_bytes)}, {human_bytes(stats.bytes_per_token or 0)}/token; "
+            f"{shown_bytes(decode.miss_bytes)}, {shown_bytes(stats.bytes_per_token or 0)}/token; "
             f"cache {stats.cache_state}"
         )
     lines.append(
@@ -174,8 +166,8 @@ def report_lines(stats: RunStats, facts: ModelFacts) -> list[str]:
         f"compute {decode.compute_seconds:.2f} s"
     )
     lines.append(
-        f"memory    peak {human_bytes(peak_rss_bytes())} of a budget of "
-        f"{human_bytes(facts.budget_bytes)}"
+        f"memory    peak {shown_bytes(peak_rss_bytes())} of a budget of "
+        f"{shown_bytes(facts.budget_bytes)}"
     )
     return lines
 
@@ -184,4 +176,4 @@ def _prefill_experts(stats: RunStats) -> str:
     rate = stats.prefill.hit_rate
     if rate is None:
         return ""
-    return f" (hit rate {100 * rate:.1f} %, read {human_bytes(stats.prefill.miss_bytes)})"
+    return f" (hit rate {100 * rate:.1f} %, read {shown_bytes(stats.prefill.miss_bytes)})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -166,7 +167,10 @@ def _sampling(values: Mapping[str, Value], defaults: Mapping[str, Any], say: Say
             chosen[key] = value
         elif key in defaults and values["TEMP"].value is None:
             chosen[key] = defaults[key]
-    sampling = Sampling(**chosen, seed=values["SEED"].value)
+    seed = values["SEED"].value
+    if seed is None:
+        seed = secrets.randbits(32)  # drawn here so that it can be told
+    sampling = Sampling(**chosen, seed=seed)
     origin = (
         "as set"
         if values["TEMP"].value is not None
@@ -192,6 +196,7 @@ def _describe(sampling: Any) -> str:
         parts.append(f"top-p {sampling.top_p:g}")
     if sampling.min_p > 0:
         parts.append(f"min-p {sampling.min_p:g}")
+    parts.append(f"seed {sampling.seed}")
     return ", ".join(parts)
 
 

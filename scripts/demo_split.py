@@ -28,7 +28,7 @@ from demo_text import Text
 from torch import Tensor
 
 ROUTER_STD = 0.03  # of the logits: weights stay near 1, ties in f32 are practically absent
-ALPHAS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+ALPHAS = (0.005, 0.02, 0.08)
 
 
 def batches(texts: list[Text], prefix: int, rows: int) -> list[tuple[Tensor, Tensor]]:
@@ -151,21 +151,23 @@ def refit(features: Tensor, target: Tensor, weight: Tensor, old: Tensor) -> tupl
     error = target - features @ old.T
     test = torch.arange(len(features)) % 16 == 0
     root = weight.sqrt()[:, None]
-    gram = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64)
-    cross = torch.zeros(features.shape[1], HIDDEN, dtype=torch.float64)
+    gram = torch.zeros(features.shape[1], features.shape[1])
+    cross = torch.zeros(features.shape[1], HIDDEN)
     rows = (~test).nonzero()[:, 0]
     for part in rows.split(16384):
         scaled = features[part] * root[part]
-        gram += (scaled.T @ scaled).double()
-        cross += (scaled.T @ (error[part] * root[part])).double()
+        gram.addmm_(scaled.T, scaled)
+        cross.addmm_(scaled.T, error[part] * root[part])
     held, left = features[test] * root[test], error[test] * root[test]
     before = float(left.pow(2).sum())
     best, best_alpha, best_loss = torch.zeros_like(old), 0.0, before
-    diagonal = gram.diagonal().clone()
+    # with a unit diagonal the ridge treats loud and quiet neurons alike, and f32 is enough
+    size = (gram.diagonal() + 1e-6 * gram.diagonal().mean()).sqrt()
+    gram /= size[:, None] * size
+    cross /= size[:, None]
     for alpha in ALPHAS:
-        lifted = gram.clone()
-        lifted.diagonal().copy_(diagonal * (1 + alpha) + 1e-3 * alpha * diagonal.mean())
-        delta = torch.cholesky_solve(cross, torch.linalg.cholesky(lifted)).T.float()
+        lifted = gram + alpha * torch.eye(len(gram))
+        delta = (torch.cholesky_solve(cross, torch.linalg.cholesky(lifted)) / size[:, None]).T
         loss = float((left - held @ delta.T).pow(2).sum())
         if loss < best_loss:
             best, best_alpha, best_loss = delta, alpha, loss
@@ -203,15 +205,19 @@ def split(
         x, target, weight = torch.cat(inputs), torch.cat(targets), torch.cat(weights)
         del inputs, targets
         weight = (weight / weight.median()).clamp_max(4)
+        mark = [time.time()]
         order = neuron_order(flat, layer.down, weight.sqrt(), seed + index)
+        mark.append(time.time())
         flat = flat[:, order]
         down = layer.down[:, order].contiguous()
         energy = expert_energy(flat, down) * weight[:, None]
         with torch.enable_grad():
-            router, bias, kept, best = train_router(x, energy, top_k, 300, seed + index)
+            router, bias, kept, best = train_router(x, energy, top_k, 200, seed + index)
+        mark.append(time.time())
         router = router.half().float()
         flat = apply_experts(flat, expert_weights(x, router, bias, top_k))
         delta, said = refit(flat, target, weight, down)
+        mark.append(time.time())
         packed, scale = pack_int4(delta.numpy())
         down = down + torch.from_numpy(unpack_int4(packed, scale))
         del flat, x, target, energy
@@ -231,7 +237,7 @@ def split(
         parts[f"{name}down.q"], parts[f"{name}down.scale"] = packed, scale
         print(
             f"layer {index}: energy kept {kept:.3f} of best {best:.3f}; {said}; relative gap "
-            f"{float(torch.stack(gap).mean()):.4f}; {time.time() - start:.1f} s",
+            f"{float(torch.stack(gap).mean()):.4f}; {time.time() - start:.1f} s {[round(m - start, 1) for m in mark]}",
             flush=True,
         )
     order = sorted(texts, key=lambda t: len(t.ids))

@@ -66,6 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--top-k", type=int, default=8)
     parser.add_argument("--own", type=int, default=3000, help="user turns to sample")
     parser.add_argument("--calib", type=int, default=1500, help="prompts for calibration text")
+    parser.add_argument("--texts", type=int, default=1500, help="calibration texts to split on")
     parser.add_argument("--new", type=int, default=192, help="longest answer in tokens")
     parser.add_argument("--steps", type=int, default=1200, help="steps of the MTP training")
     return parser.parse_args()
@@ -156,6 +157,8 @@ def stage_split(run: Run) -> None:
     if path.exists():
         return
     texts = [t for p in sorted(args.work.glob("calib.*.npz")) for t in load_texts(p)]
+    random.Random(args.seed).shuffle(texts)
+    del texts[args.texts :]
     print(f"split: {len(texts)} texts, {sum(len(t.ids) for t in texts)} tokens", flush=True)
     parts, made = split(run.dense(), texts, run.prefix, args.top_k, args.seed)
     # the sparse form's states on the dense model's text: the first training text of the MTP layer

@@ -32,8 +32,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> Floats:
     x, out (..., d) C-contiguous, weight (d,): a (n, heads, head_dim) array is normed per head.
     """
     _check(x, out)
-    if weight.shape != x.shape[-1:]:
-        raise ValueError(f"norm weight {weight.shape} for rows of {x.shape[-1]}")
+    _check_vector("norm weight", weight, x)
     _rms_norm(_flat(x), weight, np.float32(eps), _flat(out))
     return out
 
@@ -62,8 +61,7 @@ def add(y: Floats, x: Floats) -> Floats:
 def add_bias(y: Floats, bias: Floats) -> Floats:
     """y (n, d) += bias (d,) in place; returns y."""
     _check(y)
-    if bias.shape != y.shape[-1:]:
-        raise ValueError(f"bias {bias.shape} for rows of {y.shape[-1]}")
+    _check_vector("bias", bias, y)
     _add_bias(y.reshape(-1, y.shape[-1]), bias)
     return y
 
@@ -108,6 +106,13 @@ def _check(*arrays: Floats) -> None:
                 f"C-contiguous float32 {shape} expected, got {array.dtype} {array.shape}"
                 f"{'' if array.flags.c_contiguous else ', not C-contiguous'}"
             )
+
+
+def _check_vector(name: str, vector: Floats, x: Floats) -> None:
+    if vector.dtype != np.float32 or vector.shape != x.shape[-1:]:
+        raise ValueError(
+            f"{name} must be float32 {x.shape[-1:]}, not {vector.dtype} {vector.shape}"
+        )
 
 
 def _flat(x: Floats) -> Floats:

@@ -64,6 +64,8 @@ def expert_ffn(
             f"{len(slots)} slots with {len(row_begin)} row_begin, "
             f"{len(rows)} rows with {len(selections)} selections"
         )
+    if arena.dtype != np.uint8 or not arena.flags.c_contiguous:
+        raise ValueError(f"the arena must be contiguous uint8, not {arena.dtype} {arena.shape}")
     rows, selections, row_begin, slots = (
         np.ascontiguousarray(indices, np.int32) for indices in (rows, selections, row_begin, slots)
     )

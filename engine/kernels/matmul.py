@@ -4,7 +4,7 @@ The rule of this file: a row's result does not depend on the other rows, on the 
 the work is split; `products.py` says how it is computed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class Matrix:
 
     layout: MatrixLayout
     packed: npt.NDArray[np.uint8]
+    data_address: int = field(init=False, repr=False)  # asked once: asking is slow
 
     def __post_init__(self) -> None:
         packed, layout = self.packed, self.layout
@@ -49,8 +50,7 @@ class Matrix:
             )
         if not packed.flags.c_contiguous:
             raise ValueError("a packed matrix must be contiguous")
-        # The address is asked once: it is slow to ask, and `packed` keeps it valid.
-        object.__setattr__(self, "_address", packed.ctypes.data)
+        object.__setattr__(self, "data_address", packed.ctypes.data)
 
     @property
     def rows(self) -> int:
@@ -59,10 +59,6 @@ class Matrix:
     @property
     def cols(self) -> int:
         return self.layout.cols
-
-    @property
-    def data_address(self) -> int:
-        return self.__dict__["_address"]
 
 
 def matmul(

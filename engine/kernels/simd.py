@@ -174,26 +174,36 @@ def splat_at(typing_context, at):
     return f32x16(types.int64), generate
 
 
-@compiled
-def i32_at(typing_context, at):
-    """The int32 at an address."""
+def _scalar_at(element: Any, result: types.Type) -> Any:
+    @compiled
+    def load_one(typing_context, at):
+        def generate(context, builder, signature, args):
+            return load_at(builder, args[0], 0, element, 4)
 
-    def generate(context, builder, signature, args):
-        return load_at(builder, args[0], 0, I32, 4)
+        return result(types.int64), generate
 
-    return types.int32(types.int64), generate
+    return load_one
 
 
-@compiled
-def store_f32(typing_context, at, value):
-    """16 f32 to an address."""
+i32_at = _scalar_at(I32, types.int32)  # the int32 at an address
+f32_at = _scalar_at(F32, types.float32)  # the f32 at an address
 
-    def generate(context, builder, signature, args):
-        pointer = builder.inttoptr(args[0], args[1].type.as_pointer())
-        builder.store(args[1], pointer, align=4)
-        return context.get_dummy_value()
 
-    return types.void(types.int64, f32x16), generate
+def _storer(value_type: types.Type) -> Any:
+    @compiled
+    def store(typing_context, at, value):
+        def generate(context, builder, signature, args):
+            pointer = builder.inttoptr(args[0], args[1].type.as_pointer())
+            builder.store(args[1], pointer, align=4)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, value_type), generate
+
+    return store
+
+
+store_f32 = _storer(f32x16)  # 16 f32 to an address
+store_one = _storer(types.float32)  # one f32 to an address
 
 
 # ---- arithmetic, on f32x16 and on float32 alike --------------------------------------------------
@@ -243,6 +253,10 @@ def _elementwise(arity: int, emit: Any) -> Any:
     return three
 
 
+def _emit_larger(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
 def _emit_exp(builder: Any, x: Any) -> Any:
     """e**x by x = n ln 2 + r, a polynomial of degree 7 in r, and two exact powers of two.
 
@@ -285,10 +299,21 @@ def _emit_silu(builder: Any, x: Any) -> Any:
 
 add = _elementwise(2, lambda builder, a, b: builder.fadd(a, b))
 mul = _elementwise(2, lambda builder, a, b: builder.fmul(a, b))
+larger = _elementwise(2, _emit_larger)  # the larger one, b where they do not compare
 fma = _elementwise(3, emit_fma)  # a * b + c, rounded once
 exp = _elementwise(1, _emit_exp)
 sigmoid = _elementwise(1, _emit_sigmoid)
 silu = _elementwise(1, _emit_silu)  # x / (1 + e**-x)
+
+
+def _halves_joined(builder: Any, value: Any, lanes: int, join: Any) -> Any:
+    """Lane i joined with lane i + half of the vector, again and again until `lanes` are left."""
+    while value.type.count > lanes:
+        half = value.type.count // 2
+        low = shuffle(builder, value, value, list(range(half)))
+        high = shuffle(builder, value, value, list(range(half, 2 * half)))
+        value = join(low, high)
+    return value
 
 
 @compiled
@@ -296,13 +321,37 @@ def lane_sum(typing_context, value):
     """The sum of the lanes as the tree of halves: i + (i+8), then i + (i+4), i + (i+2), i + (i+1)."""
 
     def generate(context, builder, signature, args):
-        total = args[0]
-        while total.type.count > 1:
-            half = total.type.count // 2
-            low = shuffle(builder, total, total, list(range(half)))
-            high = shuffle(builder, total, total, list(range(half, 2 * half)))
-            total = builder.fadd(low, high)
+        total = _halves_joined(builder, args[0], 1, builder.fadd)
         return builder.extract_element(total, ir.Constant(I32, 0))
+
+    return types.float32(f32x16), generate
+
+
+@compiled
+def store_lane_sums(typing_context, at, a, b, c, d):
+    """`lane_sum` of each of four vectors, bit for bit, to four f32 at an address."""
+
+    def generate(context, builder, signature, args):
+        a, b, c, d = (_halves_joined(builder, value, 4, builder.fadd) for value in args[1:])
+        low = [shuffle(builder, x, y, [0, 1, 4, 5]) for x, y in ((a, b), (c, d))]
+        high = [shuffle(builder, x, y, [2, 3, 6, 7]) for x, y in ((a, b), (c, d))]
+        ab, cd = (builder.fadd(x, y) for x, y in zip(low, high, strict=True))
+        sums = builder.fadd(
+            shuffle(builder, ab, cd, [0, 2, 4, 6]), shuffle(builder, ab, cd, [1, 3, 5, 7])
+        )
+        builder.store(sums, builder.inttoptr(args[0], sums.type.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, f32x16, f32x16, f32x16, f32x16), generate
+
+
+@compiled
+def lane_max(typing_context, value):
+    """The largest lane; a NaN may be passed over."""
+
+    def generate(context, builder, signature, args):
+        largest = _halves_joined(builder, args[0], 1, lambda a, b: _emit_larger(builder, a, b))
+        return builder.extract_element(largest, ir.Constant(I32, 0))
 
     return types.float32(f32x16), generate
 

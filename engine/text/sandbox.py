@@ -14,7 +14,7 @@ that number bounded, or are left out.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -24,7 +24,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Undefined
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -152,8 +152,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         name = getattr(obj, "__name__", "")
         if owner is self:
             return obj(*args)  # put there by Counter
-        if type(owner) in (str, dict, list, tuple, int, float, bool, bytes, range):
-            if name not in SAFE_METHODS.get(type(owner), ()):
+        if isinstance(owner, (str, dict, list, tuple, int, float, bytes, range)):
+            allowed = [names for kind, names in SAFE_METHODS.items() if isinstance(owner, kind)]
+            if not any(name in names for names in allowed):
                 raise SecurityError(f"the method {name} is not allowed")
             check_numbers(args, kwargs)
             if name == "join" and args:
@@ -203,16 +204,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 each = depth(value) * width(options, kwargs)
                 check_size(size + size // 8 * each)
             elif name == "join":
-                attribute = options[1] if len(options) > 1 else kwargs.get("attribute")
-                if attribute is None:
-                    separator = options[0] if options else kwargs.get("d", "")
-                    value = join_parts(str(separator), value)
-            elif name == "replace" and len(options) > 1:
-                check_replace(str(value), str(options[0]), str(options[1]))
+                separator = options[0] if options else kwargs.get("d", "")
+                value = join_parts(str(separator), value)
+            elif name == "replace":
+                old, new = [*options, *kwargs.values()][:2]
+                if "new" in kwargs:
+                    old, new = kwargs.get("old", old), kwargs["new"]
+                check_replace(str(value), str(old), str(new))
             else:
                 measure(value)
             result = function(*args[:hidden], value, *options, **kwargs)
-            if isinstance(result, Iterable) and not isinstance(result, (str, Mapping, Undefined)):
+            if isinstance(result, Iterator):
                 result = list(result)  # no generator leaves a filter: it would not be counted
             return self.made(result)
 
@@ -249,6 +251,11 @@ class Counter(NodeTransformer):
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
         self.generic_visit(node)
         return self._call("made", [node], node.lineno)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        is_copy = isinstance(node.arg, nodes.Slice)
+        return self._call("made", [node], node.lineno) if is_copy else node
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)

@@ -24,8 +24,9 @@ def plain_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
         weights = np.exp(scaled[ids] - scaled[order[0]])
         return weights / weights.sum()
 
-    held = np.cumsum(shares(order))
-    order = order[: int(np.argmax(held >= top_p * held[-1] * (1 - 1e-12))) + 1]
+    if top_p < 1:
+        held = np.cumsum(shares(order))
+        order = order[: int(np.argmax(held >= top_p)) + 1]
     share = shares(order)
     order = [i for i, p in zip(order, share, strict=True) if p >= min_p * share[0]]
     return dict(zip(order, shares(order), strict=True))

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors
+from safetensors.numpy import save_file
 
 from diskmoe.experts.checkpoint import Checkpoint, DenseTensor, ExpertTensors, TensorPlan
 from diskmoe.experts.formats import round_to_bf16, widen_bf16
-
-TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass
@@ -27,23 +25,22 @@ class TinyModel:
         return Checkpoint.open(self.path)
 
 
-def stored(weights: np.ndarray, dtype: str) -> tuple[bytes, np.ndarray]:
-    """(bytes on disk, the numbers that they stand for)."""
-    if dtype == "BF16":
-        bits = round_to_bf16(weights)
-        return bits.tobytes(), widen_bf16(bits)
-    narrow = weights.astype(np.float16 if dtype == "F16" else np.float32)
-    return narrow.tobytes(), narrow.astype(np.float32)
-
-
 def write_shard(path: Path, tensors: dict[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
-    """Write with the safetensors package; the numbers that were stored."""
-    entries, seen = {}, {}
-    for name, array in tensors.items():
-        data, seen[name] = stored(array, dtype)
-        entries[name] = {"dtype": TYPES[dtype], "shape": list(array.shape), "data": data}
-    safetensors.serialize_file(entries, str(path))
-    return seen
+    """Write a safetensors file; the numbers that were stored, in f32."""
+    if dtype != "BF16":  # which the package's NumPy door does not know
+        narrow = np.float16 if dtype == "F16" else np.float32
+        save_file({name: array.astype(narrow) for name, array in tensors.items()}, path)
+        return {name: array.astype(narrow).astype(np.float32) for name, array in tensors.items()}
+    bits = {name: round_to_bf16(array) for name, array in tensors.items()}
+    table, end = {}, 0
+    for name, array in bits.items():
+        place = [end, end + array.nbytes]
+        table[name] = {"dtype": "BF16", "shape": list(array.shape), "data_offsets": place}
+        end += array.nbytes
+    header = json.dumps(table).encode()
+    data = b"".join(array.tobytes() for array in bits.values())
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return {name: widen_bf16(array) for name, array in bits.items()}
 
 
 @pytest.fixture
@@ -79,10 +76,15 @@ def tiny_model(tmp_path: Path) -> Callable[..., TinyModel]:
             at = f"model.layers.{layer}"
             tensors[f"{at}.mlp.gate.weight"] = draw(experts, hidden)
             dense.append(DenseTensor(f"{at}.mlp.gate.weight", (experts, hidden), "vector"))
-            names = [
-                f"{at}.mlp.experts.{{e}}.{part}_proj.weight" for part in ("gate", "up", "down")
-            ]
-            templates.append(ExpertTensors(layer, *names))
+            expert_at = f"{at}.mlp.experts.{{e}}"
+            templates.append(
+                ExpertTensors(
+                    layer,
+                    gate=f"{expert_at}.gate_proj.weight",
+                    up=f"{expert_at}.up_proj.weight",
+                    down=f"{expert_at}.down_proj.weight",
+                )
+            )
             for expert in range(experts):
                 gate, up, down = templates[-1].names(expert)
                 tensors[gate], tensors[up] = draw(ffn, hidden), draw(ffn, hidden)

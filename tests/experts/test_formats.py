@@ -71,7 +71,7 @@ def test_quantised_bits_equal_the_numpy_twin(name: str, shape: tuple[int, int]) 
 
 
 @pytest.mark.parametrize("name", ["q8", "q4"])
-@pytest.mark.parametrize("magnitude", [1e-8, 3e-7, 1e-5, 1e4, 1e6])
+@pytest.mark.parametrize("magnitude", [1e-8, 3e-7, 1e-5, 1e4, 1e5])
 def test_tiny_and_huge_weights_equal_the_numpy_twin(name: str, magnitude: float) -> None:
     weights = draw(4, 64, seed=3) * np.float32(magnitude)
     with np.errstate(over="ignore"):
@@ -156,7 +156,9 @@ def test_bf16_rounds_to_nearest_with_ties_to_even() -> None:
     one, step = 1.0, 2.0**-7
     numbers = np.array([one + step / 2, one + step * 1.5, one + step * 0.51, 3.4e38], np.float32)
     expected = [one, one + 2 * step, one + step, np.inf]
-    np.testing.assert_array_equal(widen_bf16(round_to_bf16(numbers)), np.float32(expected))
+    np.testing.assert_array_equal(
+        widen_bf16(round_to_bf16(numbers)), np.array(expected, np.float32)
+    )
 
 
 def test_bits_choose_a_format_and_wrong_bits_list_the_choices() -> None:

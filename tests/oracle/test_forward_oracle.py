@@ -109,23 +109,52 @@ def test_a_converted_model_in_its_own_precision_equals_transformers(random_model
         assert greedy(folder, PROMPT, TOKENS, whole_prefill, slots=slots) == made.expected
 
 
+QUANTISED = [("q8", "q8"), ("q4", "q8"), ("q4", "q4")]
+
+
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("experts", "dense"), [("q8", "q8"), ("q4", "q8"), ("q4", "q4")])
-def test_a_quantised_model_equals_transformers_given_the_dequantised_weights(
+@pytest.mark.parametrize(("experts", "dense"), QUANTISED)
+def test_dequantised_weights_say_the_same_to_both(
     random_model, oracle_of, tmp_path, case, experts, dense
 ):
+    """The formats are what they say: greedy tokens and logits of the dequantised model agree."""
     family, settings = settings_of(case)
     made = random_model(family, settings, "bfloat16", PROMPT, 1, 0.0)
+    exact = dequantised(converted(made.folder, experts, dense), tmp_path / "dequantised")
+    oracle = oracle_of(exact)
+    expected, margin = oracle.greedy(PROMPT, 8)
+    with running(exact) as model:
+        found = model.forward(PROMPT + expected, "all")
+    assert np.abs(found - oracle.logits(PROMPT + expected)).max() < TOLERANCE
+    if margin > 10 * TOLERANCE:
+        assert greedy(exact, PROMPT, 8, True) == expected
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe"])
+@pytest.mark.parametrize("top_k", [3, 8])
+@pytest.mark.parametrize(("experts", "dense"), QUANTISED)
+def test_a_quantised_model_is_near_transformers_given_the_dequantised_weights(
+    random_model, oracle_of, tmp_path, family, top_k, experts, dense
+):
+    """What is left is the int8 rounding of activations, about 0.5 % per product.
+
+    With all eight experts chosen it stays below 2e-2 of the largest logit. With three of eight a
+    row may now and then choose another expert at a near tie, so there the middle row is judged;
+    that the integer path is exact is shown against the NumPy twin.
+    """
+    settings = tiny_config(family, num_experts_per_tok=top_k, num_hidden_layers=2)
+    del settings["model_type"]
+    made = random_model(family, settings, "bfloat16", PROMPT, 1, 0.0)
     folder = converted(made.folder, experts, dense)
-    exact = dequantised(folder, tmp_path / "dequantised")
-    expected = oracle_of(exact).logits(PROMPT * 3)
-    with running(exact) as model:  # the weights as they are read: nothing else is different
-        assert np.abs(model.forward(PROMPT * 3, "all") - expected).max() < TOLERANCE
+    expected = oracle_of(dequantised(folder, tmp_path / "dequantised")).logits(PROMPT)
     with running(folder, slots=3) as model:
-        found = model.forward(PROMPT * 3, "all")
-    share = np.abs(found - expected).max() / np.abs(expected).max()
-    print(f"{case} experts {experts} dense {dense}: {share:.2e} of max |logit|")
-    assert share < 2e-2
+        found = model.forward(PROMPT, "all")
+    rows = np.abs(found - expected).max(axis=1) / np.abs(expected).max()
+    print(
+        f"{family} top-{top_k} experts {experts} dense {dense}:"
+        f" worst row {rows.max():.1e}, middle row {np.median(rows):.1e} of max |logit|"
+    )
+    assert (rows.max() if top_k == 8 else np.median(rows)) < 2e-2
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe"])

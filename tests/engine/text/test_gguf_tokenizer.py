@@ -1,6 +1,7 @@
 """A GGUF's tokenizer becomes the files of a Hugging Face directory."""
 
 import json
+from pathlib import Path
 
 import gguf
 import pytest
@@ -8,9 +9,15 @@ import pytest
 from diskmoe.engine.errors import BadModel
 from diskmoe.engine.text.gguf_tokenizer import tokenizer_files_from_gguf
 from diskmoe.engine.text.template import ChatTemplate
-from diskmoe.engine.text.tokenizer import load_tokenizer
+from diskmoe.engine.text.tokenizer import TextTokenizer, load_tokenizer
 
 TEXTS = ["The capital of France", "1234 ab12  3\n4", "naïve 🙂", "<|im_start|>user\nHi<|im_end|>"]
+
+
+def load(directory: Path) -> TextTokenizer:
+    tokenizer = load_tokenizer(directory, 500)
+    assert tokenizer is not None
+    return tokenizer
 
 
 @pytest.fixture
@@ -64,10 +71,10 @@ def test_the_written_files_encode_like_the_tokenizer_they_came_from(
             "pretokenizers": [digits, data["pre_tokenizer"]],
         }
 
-    original = load_tokenizer(make_directory(edit=split_digits), 500)
+    original = load(make_directory(edit=split_digits))
 
     tokenizer_files_from_gguf(write_gguf(), tmp_path / "out")
-    made = load_tokenizer(tmp_path / "out", 500)
+    made = load(tmp_path / "out")
 
     for text in TEXTS:
         assert made.encode(text) == original.encode(text)
@@ -81,7 +88,7 @@ def test_stops_template_and_named_tokens_are_written(write_gguf, tmp_path):
 
     paths = tokenizer_files_from_gguf(write_gguf(eot_token_id=0), out)
 
-    assert [path.name for path in paths] == sorted(path.name for path in out.iterdir())[::-1]
+    assert set(paths) == set(out.iterdir())
     assert json.loads((out / "generation_config.json").read_text()) == {
         "bos_token_id": 1,
         "eos_token_id": [2, 0],
@@ -90,13 +97,15 @@ def test_stops_template_and_named_tokens_are_written(write_gguf, tmp_path):
     config = json.loads((out / "tokenizer_config.json").read_text())
     assert (config["bos_token"], config["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     question = [{"role": "user", "content": "Hi"}]
-    assert ChatTemplate.load(out).render(question) == "Hi<|im_end|>"
+    template = ChatTemplate.load(out)
+    assert template is not None
+    assert template.render(question) == "Hi<|im_end|>"
 
 
 def test_a_bos_that_the_file_asks_for_is_put_before_raw_text(write_gguf, tmp_path):
     tokenizer_files_from_gguf(write_gguf(add_bos_token=True), tmp_path / "out")
 
-    made = load_tokenizer(tmp_path / "out", 500)
+    made = load(tmp_path / "out")
 
     assert made.encode("a", special=True) == [1, *made.encode("a")]
 

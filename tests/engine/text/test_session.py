@@ -9,7 +9,6 @@ from diskmoe.engine.text.session import TextStream, chat_ids, prepare_prompt
 from diskmoe.engine.text.template import ChatTemplate
 from diskmoe.engine.text.tokenizer import load_tokenizer
 
-TURN_END = 2
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{{ '<think>' if think }}{% endif %}"
@@ -19,7 +18,9 @@ CHATML = (
 @pytest.fixture
 def tokenizer(make_directory):
     """Byte-level; <|im_end|> is id 2 and special."""
-    return load_tokenizer(make_directory(), 500)
+    tokenizer = load_tokenizer(make_directory(), 500)
+    assert tokenizer is not None
+    return tokenizer
 
 
 @pytest.fixture
@@ -160,6 +161,7 @@ def test_a_chat_model_gets_its_template_unless_told_otherwise(chat):
 
 def test_a_model_without_a_template_gets_raw_text_and_the_note_says_so(make_directory):
     tokenizer = load_tokenizer(make_directory("sentencepiece"), 500)
+    assert tokenizer is not None
 
     ids, note = prepare_prompt("Paris", "auto", tokenizer, None)
 

@@ -2,6 +2,7 @@
 
 import time
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -70,12 +71,18 @@ QWEN = """\
 """
 
 
+def load_from(directory: Path) -> ChatTemplate:
+    """The template of a directory that has one, on the fifth of March 2026."""
+    template = ChatTemplate.load(directory, clock=lambda: datetime(2026, 3, 5))
+    assert template is not None
+    return template
+
+
 @pytest.fixture
 def load(make_directory):
-    """load(text) -> ChatTemplate of that text, on the fifth of March 2026."""
-    return lambda text, **config: ChatTemplate.load(
-        make_directory(None, template=text, config=config or None),
-        clock=lambda: datetime(2026, 3, 5),
+    """load(text) -> ChatTemplate of that text."""
+    return lambda text, **config: load_from(
+        make_directory(None, template=text, config=config or None)
     )
 
 
@@ -153,6 +160,8 @@ def test_the_date_loop_controls_and_generation_are_known(load):
         ("{{ messages|map(attribute='content')|join(', ') }}", "Hi"),
         ("{% for k, v in {'x': 1}|items %}{{ k }}={{ v }}{% endfor %}", "x=1"),
         ("{% for k, v in {'x': 1}.items() %}{{ k }}={{ v }}{% endfor %}", "x=1"),
+        ("{{ {'x': 1}|items|first }}{{ [3, 1, 2]|sort }}{{ 'abc'[1:] }}", "('x', 1)[1, 2, 3]bc"),
+        ("{{ 'aXa'|replace('a', 'b') }}{{ 'a'|replace(old='a', new='c') }}", "bXbc"),
         ("{% set x %}a{{ 'b' }}{% endset %}{{ x|trim|upper }}", "AB"),
         ("{{ '%s-%02d'|format('a', 7) }}{{ '{}'.format(3) }}{{ '%s' % 4 }}", "a-0734"),
         ("{{ 'a\nb'|indent(2) }}", "a\n  b"),
@@ -179,8 +188,8 @@ def test_a_directory_without_a_template_has_none(make_directory):
 def test_chat_template_jinja_wins_over_the_config(make_directory):
     directory = make_directory(None, config={"chat_template": "config"}, template="file")
 
-    assert ChatTemplate.load(directory).render(QUESTION) == "file"
-    assert ChatTemplate.load(directory).source == "chat_template.jinja"
+    assert load_from(directory).render(QUESTION) == "file"
+    assert load_from(directory).source == "chat_template.jinja"
 
 
 def test_of_named_templates_the_one_for_tools_is_used_with_tools(make_directory):
@@ -188,7 +197,7 @@ def test_of_named_templates_the_one_for_tools_is_used_with_tools(make_directory)
         {"name": "default", "template": "plain"},
         {"name": "tool_use", "template": "tools {{ tools|length }}"},
     ]
-    template = ChatTemplate.load(make_directory(None, config={"chat_template": named}))
+    template = load_from(make_directory(None, config={"chat_template": named}))
 
     assert template.render(QUESTION) == "plain"
     assert template.render(QUESTION, tools=[{"name": "find"}]) == "tools 1"
@@ -199,7 +208,7 @@ def test_additional_templates_are_found_beside_the_first(make_directory):
     (directory / "additional_chat_templates").mkdir()
     (directory / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
 
-    template = ChatTemplate.load(directory)
+    template = load_from(directory)
 
     assert template.render(QUESTION) == "plain"
     assert template.render(QUESTION, tools=[]) == "tools"
@@ -209,23 +218,23 @@ def test_named_templates_without_a_default_are_listed(make_directory):
     named = [{"name": name, "template": "x"} for name in ("rag", "tool_use")]
 
     with pytest.raises(BadModel, match="rag, tool_use, none of them is called default"):
-        ChatTemplate.load(make_directory(None, config={"chat_template": named}))
+        load_from(make_directory(None, config={"chat_template": named}))
 
 
 @pytest.mark.parametrize("value", [3, True, ["x"], [{"name": "default"}], {"default": 1}])
 def test_a_template_that_is_no_text_is_a_bad_model(make_directory, value):
     with pytest.raises(BadModel, match="neither a text nor a list of named texts"):
-        ChatTemplate.load(make_directory(None, config={"chat_template": value}))
+        load_from(make_directory(None, config={"chat_template": value}))
 
 
 def test_a_template_that_is_too_long_is_refused(make_directory, monkeypatch):
     monkeypatch.setattr(template_module, "TEMPLATE_LIMIT_BYTES", 3)
 
     with pytest.raises(BadModel, match="bigger than 3 bytes"):
-        ChatTemplate.load(make_directory(None, template="long"))
+        load_from(make_directory(None, template="long"))
     (make_directory(None) / "chat_template.jinja").unlink()
     with pytest.raises(BadModel, match="longer than 3 characters"):
-        ChatTemplate.load(make_directory(None, config={"chat_template": "long"}))
+        load_from(make_directory(None, config={"chat_template": "long"}))
 
 
 # Errors
@@ -321,6 +330,11 @@ HARMFUL = {
     "many large values": "{% set x = 'a' * 16000000 %}{% for i in range(999) %}"
     "{% set y = x ~ i %}{% endfor %}",
     "a slow search": "{{ ('a' * 8000000).rfind('b' + 'a' * 4000000) }}",
+    "a wide column of escaped text": "{{ ('a'|e).center(10**10) }}",
+    "replaced by a filter with names": doubling("{% set ns.s = ns.s|replace(new=ns.s, old='a') %}"),
+    "joined by a long separator": "{{ (['a'] * 99999)|join('x' * 99999) }}",
+    "joined by attribute": "{{ ([{'a': 1}] * 99999)|join('x' * 99999, attribute='a') }}",
+    "many large slices": "{% set x = 'a' * 16000000 %}" + "{% set y = x[1:] %}" * 99,
     "lists summed up": "{{ [[1], [2]]|sum(start=[]) }}",
     "deep brackets": "{{ " + "(" * 5000 + " }}",
     "deep lists": "{{ " + "[" * 150 + "]" * 150 + " }}",

@@ -1,6 +1,7 @@
 """Text to ids and back to bytes, and files that are not what they should be."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,9 +10,15 @@ from hypothesis import strategies as st
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.text import tokenizer as tokenizer_module
 from diskmoe.engine.text.template import ChatTemplate
-from diskmoe.engine.text.tokenizer import collect_stop_ids, load_tokenizer
+from diskmoe.engine.text.tokenizer import TextTokenizer, collect_stop_ids, load_tokenizer
 
 END, TURN_START, TURN_END, THINK = 0, 1, 2, 3
+
+
+def load(directory: Path, vocab_size: int = 500) -> TextTokenizer:
+    tokenizer = load_tokenizer(directory, vocab_size)
+    assert tokenizer is not None
+    return tokenizer
 
 
 def test_a_directory_without_tokenizer_json_has_no_tokenizer(tmp_path):
@@ -21,7 +28,7 @@ def test_a_directory_without_tokenizer_json_has_no_tokenizer(tmp_path):
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
 @pytest.mark.parametrize("text", ["Hello, world!", "naïve café", "漢字 🙂", "a  b\n\tc", "Paris"])
 def test_the_bytes_of_the_tokens_spell_the_text(make_directory, kind, text):
-    tokenizer = load_tokenizer(make_directory(kind), 500)
+    tokenizer = load(make_directory(kind))
 
     spelled = tokenizer.decode_bytes(tokenizer.encode(text))
 
@@ -31,18 +38,18 @@ def test_the_bytes_of_the_tokens_spell_the_text(make_directory, kind, text):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(text=st.text(max_size=40))
 def test_any_text_survives_a_byte_level_round_trip(make_directory, text):
-    tokenizer = load_tokenizer(make_directory(), 500)
+    tokenizer = load(make_directory())
 
     assert tokenizer.decode_bytes(tokenizer.encode(text)) == text.encode()
 
 
 def test_sentencepiece_puts_a_space_before_the_text_and_byte_level_does_not(make_directory):
-    assert load_tokenizer(make_directory("sentencepiece"), 500).leading_space
-    assert not load_tokenizer(make_directory("byte-level"), 500).leading_space
+    assert load(make_directory("sentencepiece")).leading_space
+    assert not load(make_directory("byte-level")).leading_space
 
 
 def test_a_character_outside_the_pieces_is_spelled_byte_by_byte(make_directory):
-    tokenizer = load_tokenizer(make_directory("sentencepiece"), 500)
+    tokenizer = load(make_directory("sentencepiece"))
 
     pieces = [tokenizer.token_bytes[i] for i in tokenizer.encode("🙂")]
 
@@ -50,7 +57,7 @@ def test_a_character_outside_the_pieces_is_spelled_byte_by_byte(make_directory):
 
 
 def test_special_tokens_print_nothing_and_other_added_tokens_print(make_directory):
-    tokenizer = load_tokenizer(make_directory(), 500)
+    tokenizer = load(make_directory())
 
     ids = tokenizer.encode("<|im_start|>a<think>b<|im_end|>")
 
@@ -68,9 +75,10 @@ def test_an_added_token_is_literal_text_even_where_the_byte_table_has_its_letter
         new = {"id": len(data["model"]["vocab"]), "content": "¡Ġé"}
         data["added_tokens"].append({**data["added_tokens"][3], **new})
 
-    tokenizer = load_tokenizer(make_directory(edit=add), 500)
+    tokenizer = load(make_directory(edit=add))
 
-    assert tokenizer.token_bytes[tokenizer.token_id("¡Ġé")] == "¡Ġé".encode()
+    assert tokenizer.decode_bytes(tokenizer.encode("¡Ġé")) == "¡Ġé".encode()
+    assert len(tokenizer.encode("¡Ġé")) == 1
 
 
 def test_an_added_token_with_an_id_that_the_library_would_change_is_refused(make_directory):
@@ -78,33 +86,33 @@ def test_an_added_token_with_an_id_that_the_library_would_change_is_refused(make
         data["added_tokens"].append({**data["added_tokens"][3], "id": 400, "content": "<tool>"})
 
     with pytest.raises(BadModel, match="added token '<tool>' has id 400"):
-        load_tokenizer(make_directory(edit=add), 500)
+        load(make_directory(edit=add))
 
 
 def test_a_token_named_in_the_config_is_special_though_the_file_does_not_say_so(make_directory):
     directory = make_directory(config={"eos_token": {"content": "<think>"}})
 
-    tokenizer = load_tokenizer(directory, 500)
+    tokenizer = load(directory)
 
     assert tokenizer.is_special(THINK)
     assert tokenizer.token_bytes[THINK] is None
 
 
 def test_a_plain_word_used_for_padding_still_prints(make_directory):
-    tokenizer = load_tokenizer(make_directory(config={"pad_token": "!"}), 500)
+    tokenizer = load(make_directory(config={"pad_token": "!"}))
 
     assert tokenizer.decode_bytes(tokenizer.encode("!")) == b"!"
 
 
 def test_raw_text_gets_its_bos_and_a_rendered_chat_does_not(make_directory):
-    tokenizer = load_tokenizer(make_directory("sentencepiece"), 500)
+    tokenizer = load(make_directory("sentencepiece"))
 
     assert tokenizer.encode("Paris", special=True) == [1, *tokenizer.encode("Paris")]
     assert 1 not in tokenizer.encode("Paris")
 
 
 def test_text_that_begins_with_bos_gets_no_second_one(make_directory):
-    tokenizer = load_tokenizer(make_directory("sentencepiece"), 500)
+    tokenizer = load(make_directory("sentencepiece"))
 
     assert tokenizer.encode("<s>Paris", special=True).count(1) == 1
 
@@ -113,7 +121,7 @@ def test_text_that_begins_with_bos_gets_no_second_one(make_directory):
 def test_add_bos_token_decides_where_the_post_processor_does_not(make_directory, asked, before):
     config = {"bos_token": "<|im_start|>", "add_bos_token": asked}
 
-    tokenizer = load_tokenizer(make_directory(config=config), 500)
+    tokenizer = load(make_directory(config=config))
 
     assert tokenizer.prefix_ids == before
 
@@ -121,7 +129,7 @@ def test_add_bos_token_decides_where_the_post_processor_does_not(make_directory,
 def test_add_bos_token_false_wins_over_the_post_processor(make_directory):
     directory = make_directory("sentencepiece", config={"add_bos_token": False})
 
-    assert load_tokenizer(directory, 500).prefix_ids == ()
+    assert load(directory).prefix_ids == ()
 
 
 def test_a_file_that_would_cut_or_pad_texts_encodes_them_whole(make_directory):
@@ -141,14 +149,14 @@ def test_a_file_that_would_cut_or_pad_texts_encodes_them_whole(make_directory):
             "pad_token": "<|endoftext|>",
         }
 
-    tokenizer = load_tokenizer(make_directory(edit=cut_and_pad), 500)
+    tokenizer = load(make_directory(edit=cut_and_pad))
 
     assert tokenizer.decode_bytes(tokenizer.encode("one two three")) == b"one two three"
     assert END not in tokenizer.encode("one")
 
 
 def test_rows_of_the_vocabulary_without_a_token_are_known(make_directory):
-    tokenizer = load_tokenizer(make_directory(), 410)
+    tokenizer = load(make_directory(), 410)
 
     size = tokenizer.backend.get_vocab_size()
 
@@ -160,14 +168,14 @@ def test_rows_of_the_vocabulary_without_a_token_are_known(make_directory):
 
 def test_more_ids_than_the_model_has_is_said_with_both_numbers(make_directory):
     directory = make_directory()
-    highest = load_tokenizer(directory, 500).valid_count - 1
+    highest = load(directory).valid_count - 1
 
     with pytest.raises(BadModel, match=rf"ids up to {highest} .* the model has 300 "):
-        load_tokenizer(directory, 300)
+        load(directory, 300)
 
 
 def test_a_lone_surrogate_is_a_bad_request(make_directory):
-    tokenizer = load_tokenizer(make_directory(), 500)
+    tokenizer = load(make_directory())
 
     with pytest.raises(BadRequest, match="surrogate at character 2"):
         tokenizer.encode("ab\udc80")
@@ -178,7 +186,7 @@ def test_a_tokenizer_that_changes_text_is_refused_with_the_probe(make_directory)
         data["normalizer"] = {"type": "Lowercase"}
 
     with pytest.raises(BadModel, match=r"for the probe 'Hello, world!'"):
-        load_tokenizer(make_directory(edit=lower_case), 500)
+        load(make_directory(edit=lower_case))
 
 
 def test_text_that_the_vocabulary_cannot_spell_is_no_reason_to_refuse_it(make_directory):
@@ -187,7 +195,7 @@ def test_text_that_the_vocabulary_cannot_spell_is_no_reason_to_refuse_it(make_di
         data["model"]["vocab"] = {t: i for t, i in vocab.items() if lost not in t}
         data["model"]["merges"] = [m for m in data["model"]["merges"] if lost not in "".join(m)]
 
-    tokenizer = load_tokenizer(make_directory(edit=lose_a_byte), 500)
+    tokenizer = load(make_directory(edit=lose_a_byte))
 
     assert len(tokenizer.surplus_ids) == 500 - tokenizer.backend.get_vocab_size()
 
@@ -242,7 +250,7 @@ def test_a_vocabulary_of_whole_words_is_refused(make_directory):
         data["decoder"] = None
 
     with pytest.raises(BadModel, match="neither a byte-level nor a SentencePiece"):
-        load_tokenizer(make_directory(edit=words), 500)
+        load(make_directory(edit=words))
 
 
 # Stop ids
@@ -251,7 +259,7 @@ def test_a_vocabulary_of_whole_words_is_refused(make_directory):
 def test_stop_ids_are_the_union_of_what_the_files_name(make_directory):
     template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}"
     directory = make_directory(config={"eos_token": "<|endoftext|>"}, template=template)
-    tokenizer = load_tokenizer(directory, 500)
+    tokenizer = load(directory)
 
     ids, sources = tokenizer.stop_ids(
         {"eos_token_id": [7, 0]},
@@ -279,7 +287,7 @@ def test_stop_ids_are_the_union_of_what_the_files_name(make_directory):
 def test_a_template_that_ends_no_turn_adds_no_stop(make_directory, template):
     directory = make_directory(template=template)
 
-    ids, _ = load_tokenizer(directory, 500).stop_ids({}, {}, {}, ChatTemplate.load(directory))
+    ids, _ = load(directory).stop_ids({}, {}, {}, ChatTemplate.load(directory))
 
     assert ids == frozenset()
 

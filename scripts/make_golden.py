@@ -1,0 +1,155 @@
+"""Make the golden fixtures of tests/golden: tiny models and what transformers says of them.
+
+    pip install -e ".[oracle]"
+    python scripts/make_golden.py            # rewrites tests/golden/<name>/
+
+Each fixture is a random model of one family as its own ``save_pretrained`` writes it, in bf16, and
+``expected.json``: the prompt, the logits of every prompt row in f32, and the greedy tokens after it
+with the least gap between the best and the second best logit. The plain test run checks them without torch, so that a machine
+without the oracle still notices a wrong forward. Numbers come from torch on the CPU in f32; another
+torch version may change their last digits, the committed files are the reference.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+PROMPT = [3, 17, 42, 8, 29, 51, 11, 60]
+TOKENS = 32
+LEAST_MARGIN = 0.01
+LEAST_DISTINCT = 8  # different tokens in the answer: one that repeats itself proves little
+LARGEST_FILE = 300_000  # bytes: fixtures live in git
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": (
+        "qwen3_moe",
+        {
+            "head_dim": 16,
+            "num_experts": 6,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 64,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+            "rope_theta": 1e6,
+        },
+    ),
+    "olmoe": (
+        "olmoe",
+        {
+            "num_experts": 6,
+            "intermediate_size": 32,
+            "norm_topk_prob": False,
+            "clip_qkv": 1.0,
+        },
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 6,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 64,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "first_k_dense_replace": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+            "num_nextn_predict_layers": 0,
+            "rope_theta": 1e5,
+        },
+    ),
+}
+
+
+def random_model(family: str, settings: dict[str, Any], seed: int) -> Any:
+    """Weights of spread 0.08, norms about 1, biases and correction biases not 0; all bf16."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(family, **_COMMON, **settings)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith("inv_freq"):
+                continue
+            spread, centre = (0.1, 1.0) if "norm" in name else (0.08, 0.0)
+            if name.endswith("mlp.gate.weight"):
+                spread = 0.2
+            tensor.copy_(centre + spread * torch.randn_like(tensor))
+    return model.to(torch.bfloat16)
+
+
+def answer(folder: Path) -> tuple[list[list[float]], list[int], float]:
+    """(logits of the prompt's rows, greedy tokens, least margin) in f32 from the saved files."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    ids, margin, prompt_logits = list(PROMPT), float("inf"), []
+    with torch.no_grad():
+        for _ in range(TOKENS):
+            logits = model(torch.tensor([ids]), use_cache=False).logits[0]
+            if not prompt_logits:
+                prompt_logits = logits.numpy().tolist()
+            second, best = np.sort(logits[-1].numpy())[-2:]
+            margin = min(margin, float(best - second))
+            ids.append(int(logits[-1].argmax()))
+    return prompt_logits, ids[len(PROMPT) :], margin
+
+
+def make(folder: Path, family: str, settings: dict[str, Any]) -> None:
+    """Write one fixture: the first seed whose greedy answer has no near tie."""
+    for seed in range(100):
+        shutil.rmtree(folder, ignore_errors=True)
+        random_model(family, settings, seed).save_pretrained(folder)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        for path in folder.iterdir():
+            path.chmod(0o644)
+        logits, tokens, margin = answer(folder)
+        if margin >= LEAST_MARGIN and len(set(tokens)) >= LEAST_DISTINCT:
+            break
+    else:
+        raise SystemExit(
+            f"{folder.name}: no seed of 100 has a margin of {LEAST_MARGIN} and"
+            f" {LEAST_DISTINCT} different tokens"
+        )
+    expected = {"prompt": PROMPT, "greedy": tokens, "least_margin": round(margin, 5)}
+    rows = ",\n  ".join(json.dumps([round(value, 7) for value in row]) for row in logits)
+    text = json.dumps(expected)[:-1] + f', "logits": [\n  {rows}\n]}}\n'
+    (folder / "expected.json").write_text(text, encoding="utf-8", newline="\n")
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    if max(sizes.values()) > LARGEST_FILE:
+        raise SystemExit(f"{folder}: too large for git: {sizes}")
+    print(f"{folder.name}: seed {seed}, margin {margin:.4f}, {len(set(tokens))} tokens, {sum(sizes.values())} bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    default = Path(__file__).resolve().parents[1] / "tests" / "golden"
+    parser.add_argument("--out", type=Path, default=default, help="folder of the fixtures")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for name, (family, settings) in FIXTURES.items():
+        make(args.out / name, family, settings)
+
+
+if __name__ == "__main__":
+    main()

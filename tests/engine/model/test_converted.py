@@ -1,0 +1,79 @@
+"""A converted model is the same model: the formats decide the bits, not where they come from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_model import random_tensors, running, tiny_config, write_checkpoint
+
+from diskmoe.engine.model.config import read_config
+from diskmoe.engine.model.tensors import tensor_plan, verify_container
+from diskmoe.engine.model.weights import dense_bytes, load_dense
+from diskmoe.experts.checkpoint import Checkpoint
+from diskmoe.experts.container import Container
+from diskmoe.experts.convert import convert
+from diskmoe.experts.errors import BadModel
+
+PROMPT = [5, 9, 33, 2, 50, 7, 8]
+
+
+def make(folder: Path, experts: str | None, dense: str | None, **changes: Any) -> tuple[Path, Path]:
+    """(checkpoint, converted) of a tiny model with an MTP layer in its files."""
+    raw = tiny_config("glm4_moe", num_nextn_predict_layers=1, **changes)
+    source = write_checkpoint(folder / "source", raw, random_tensors(raw, 1, mtp=True), "bf16")
+    checkpoint = Checkpoint.open(source)
+    plan = tensor_plan(read_config(raw, "tiny"), checkpoint.has)
+    convert(checkpoint, plan, folder / "converted", experts, dense)
+    return source, folder / "converted"
+
+
+@pytest.mark.parametrize(
+    ("experts", "dense"), [("f32", "f32"), ("bf16", "bf16"), ("q8", "q8"), ("q4", "q8"), (None, None)]
+)
+def test_checkpoint_and_container_give_the_same_logits_bytes(tmp_path, experts, dense):
+    source, folder = make(tmp_path, experts, dense)
+    with running(source, expert_format=experts, dense_format=dense, slots=3) as model:
+        expected = model.forward(PROMPT, "all")
+    with running(folder, slots=1, threads=2) as model:
+        found = [model.forward(PROMPT[:3], "all"), model.forward(PROMPT[3:], "all")]
+    assert b"".join(part.tobytes() for part in found) == expected.tobytes()
+
+
+def test_the_format_of_a_container_wins_over_one_that_is_asked_for(tmp_path):
+    _, folder = make(tmp_path, "q4", "q8")
+    container = Container.open(folder)
+    config = read_config(container.config, "tiny")
+    weights = load_dense(container, config, "q4")
+    assert set(weights.formats.values()) == {"q8", "f32"}  # f32: the router
+    assert weights.nbytes == dense_bytes(container, config)
+
+
+def test_the_mtp_layer_is_kept_in_the_files_and_not_loaded(tmp_path):
+    _, folder = make(tmp_path, "q4", "q8")
+    container = Container.open(folder)
+    config = read_config(container.config, "tiny")
+    verify_container(container, tensor_plan(config, container.has))
+    assert container.layers == (1, 2, 3)
+    assert "model.layers.3.eh_proj.weight" not in load_dense(container, config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": 32}, "hidden size is 64, config.json says 32"),
+        ({"moe_intermediate_size": 32}, "expert width is 48, config.json says 32"),
+        ({"n_routed_experts": 4}, "number of experts is 8, config.json says 4"),
+        ({"num_hidden_layers": 9}, "experts of layer 4 are missing"),
+        ({"vocab_size": 90}, "embed_tokens.weight has shape [96, 64]"),
+        ({"tie_word_embeddings": False, "head_dim": 16}, "has shape"),
+    ],
+)
+def test_a_config_of_another_model_is_refused(tmp_path, changes, words):
+    _, folder = make(tmp_path, "q8", "q8")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    container = Container.open(folder)
+    with pytest.raises(BadModel) as caught:
+        verify_container(container, tensor_plan(read_config(container.config, "x")))
+    assert words in str(caught.value)

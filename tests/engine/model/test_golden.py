@@ -1,0 +1,58 @@
+"""Committed models and what transformers said of them (scripts/make_golden.py), without torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_model import running
+
+from diskmoe.engine.model.config import read_config
+from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.tensors import tensor_plan
+from diskmoe.experts.checkpoint import Checkpoint
+from diskmoe.experts.convert import convert
+
+TOLERANCE = 1e-4
+_FORMS = {"checkpoint": None, "converted f32": "f32", "converted bf16": "bf16"}
+
+
+@pytest.fixture(params=sorted(FAMILIES))
+def golden(request: pytest.FixtureRequest, repo_root: Path) -> tuple[Path, dict[str, Any]]:
+    folder = repo_root / "tests" / "golden" / request.param
+    return folder, json.loads((folder / "expected.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(params=_FORMS)
+def model_folder(request: pytest.FixtureRequest, golden, tmp_path: Path) -> Path:
+    """The fixture itself, or converted in a float format."""
+    fmt = _FORMS[request.param]
+    if fmt is None:
+        return golden[0]
+    checkpoint = Checkpoint.open(golden[0])
+    plan = tensor_plan(read_config(checkpoint.config, "golden"), checkpoint.has)
+    convert(checkpoint, plan, tmp_path / "converted", fmt, fmt)
+    return tmp_path / "converted"
+
+
+def test_prompt_logits_equal_those_of_transformers(golden, model_folder):
+    expected = np.array(golden[1]["logits"], np.float32)
+    with running(model_folder, slots=2) as model:
+        found = model.forward(golden[1]["prompt"], "all")
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(("slots", "chunk"), [(1, 8), (2, 3), (6, 1)])
+def test_greedy_tokens_equal_those_of_transformers(golden, model_folder, slots, chunk):
+    prompt, expected = golden[1]["prompt"], golden[1]["greedy"]
+    assert len(expected) == 32 and golden[1]["least_margin"] > 10 * TOLERANCE
+    found = []
+    with running(model_folder, slots=slots, threads=2) as model:
+        for begin in range(0, len(prompt), chunk):
+            logits = model.forward(prompt[begin : begin + chunk])
+        for _ in expected:
+            found.append(int(logits[0].argmax()))
+            logits = model.forward(found[-1:])
+    assert found == expected

@@ -1,0 +1,345 @@
+"""Conversions that are killed, run out of disk, or meet somebody else's files."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diskmoe.experts import checkpoint as checkpoint_module
+from diskmoe.experts import convert as module
+from diskmoe.experts.checkpoint import Checkpoint
+from diskmoe.experts.container import Container
+from diskmoe.experts.convert import convert
+from diskmoe.experts.errors import BadModel, DiskFull, ReadFailed
+from diskmoe.experts.formats import FORMATS
+from diskmoe.experts.safetensors_io import SafetensorsWriter, write_safetensors
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {entry.name: entry.read_bytes() for entry in directory.iterdir()}
+
+
+@pytest.fixture
+def model(tiny_model: Any) -> Any:
+    return tiny_model(dtype="BF16", shards=2)
+
+
+@pytest.fixture
+def out(model: Any) -> Path:
+    return model.path.parent / "converted" / "out"
+
+
+def run(model: Any, out: Path, experts: str | None = "q4", dense: str | None = "q8") -> Any:
+    return convert(model.open(), model.plan, out, experts, dense)
+
+
+@pytest.mark.parametrize("dense", [None, *FORMATS])
+def test_every_format_comes_out_as_it_would_be_packed(model: Any, out: Path, dense: Any) -> None:
+    done = run(model, out, dense, dense)
+    container = Container.open(out)
+    assert done.dense_format == container.dense_format == (dense or "bf16")
+    checkpoint = model.open()
+    for tensor in model.plan.dense:
+        layout = container.dense_layout(tensor.name)
+        if layout is None:
+            expected = checkpoint.f32(tensor.name)
+        else:
+            expected = checkpoint.pack(tensor.name, layout)
+        np.testing.assert_array_equal(container.read_dense(tensor.name), expected)
+    container.verify_checksums()
+    assert sum(path.stat().st_size for path in out.glob("*.safetensors")) == done.nbytes
+
+
+def test_matrices_larger_than_a_block_of_rows_come_out_the_same(
+    model: Any, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(model, out)
+    whole = contents(out)
+    shutil.rmtree(out)
+    monkeypatch.setattr(checkpoint_module, "ROW_BLOCK_BYTES", 16 * 40 * 4)
+    monkeypatch.setattr(module, "ROW_BLOCK_BYTES", 16 * 40 * 4)
+    run(model, out)
+    assert contents(out) == whole
+
+
+def test_the_models_own_files_are_copied_and_nothing_else_is_left(model: Any, out: Path) -> None:
+    (model.path / "chat_template.jinja").write_text("{{ hello }}")
+    (model.path / "pytorch_model.bin").write_text("not wanted")
+    run(model, out)
+    assert sorted(os.listdir(out)) == [
+        "chat_template.jinja",
+        "config.json",
+        "dense.safetensors",
+        "experts-00000.safetensors",
+        "experts-00001.safetensors",
+        "tokenizer.json",
+    ]
+    assert os.listdir(out.parent) == ["out"]
+
+
+def test_threads_do_not_change_the_bytes(model: Any, out: Path) -> None:
+    convert(model.open(), model.plan, out, "q4", "q8", threads=1)
+    convert(model.open(), model.plan, out.with_name("other"), "q4", "q8", threads=3)
+    assert contents(out) == contents(out.with_name("other"))
+
+
+def test_progress_ends_at_the_whole(model: Any, out: Path) -> None:
+    seen: list[tuple[int, int, str]] = []
+    convert(model.open(), model.plan, out, progress=lambda *step: seen.append(step))
+    assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
+    assert seen[0][2] == "layer 0"
+    # headers are counted in the total and are not told one by one
+    assert 0 <= seen[-1][1] - seen[-1][0] < 3 * 4096 * 4
+
+
+@pytest.mark.parametrize("point", range(14))
+def test_a_conversion_stopped_anywhere_goes_on_to_the_same_bytes(
+    model: Any, out: Path, point: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = out.with_name("reference")
+    run(model, reference)
+    steps = iter(range(1000))
+
+    def killing(real: Any) -> Any:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if next(steps) == point:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SafetensorsWriter, "write", killing(SafetensorsWriter.write))
+        patch.setattr(os, "replace", killing(os.replace))
+        patch.setattr(Path, "rename", killing(Path.rename))
+        with pytest.raises(Killed):
+            run(model, out)
+    assert not out.exists()
+    partial = out.with_name("out.partial")
+    with pytest.raises(BadModel, match="unfinished conversion"):
+        Container.open(partial)
+    with pytest.raises(BadModel, match="unfinished conversion"):
+        Checkpoint.open(partial)
+    run(model, out)
+    assert contents(out) == contents(reference)
+    assert not partial.exists()
+
+
+def test_whole_files_are_kept_and_not_written_again(
+    model: Any, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SafetensorsWriter.finish
+
+    def killed_at_dense(writer: SafetensorsWriter, metadata: dict[str, str]) -> None:
+        if writer.path.name == "dense.safetensors":
+            raise Killed
+        real(writer, metadata)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SafetensorsWriter, "finish", killed_at_dense)
+        with pytest.raises(Killed):
+            run(model, out)
+    written = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            SafetensorsWriter, "finish", lambda w, m: (written.append(w.path.name), real(w, m))
+        )
+        done = run(model, out)
+    assert written == ["dense.safetensors"]
+    assert done.kept_nbytes == sum(path.stat().st_size for path in out.glob("experts-*"))
+
+
+KILLED_SCRIPT = """
+import os, signal, sys
+from diskmoe.experts.checkpoint import *
+from diskmoe.experts.convert import convert
+from diskmoe.experts.safetensors_io import SafetensorsWriter
+model, out, point = sys.argv[1], sys.argv[2], int(sys.argv[3])
+name = "model.layers.{}.mlp.experts.{{e}}.{}_proj.weight"
+layers = tuple(
+    ExpertTensors(n, *(name.format(n, part) for part in ("gate", "up", "down"))) for n in (0, 1)
+)
+dense = (DenseTensor("model.embed_tokens.weight", (50, 40), "matrix"),)
+plan = TensorPlan(2, 3, 40, 24, dense, layers)
+real = SafetensorsWriter._write_all
+def write(writer, data):
+    global point
+    point -= 1
+    if point == 0:
+        real(writer, memoryview(data)[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(writer, data)
+SafetensorsWriter._write_all = write
+convert(Checkpoint.open(model), plan, out, "q4", "q8")
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_a_process_that_was_really_killed_is_resumed_to_the_same_bytes(
+    model: Any, out: Path
+) -> None:
+    def run_killed(point: int, directory: Path) -> int:
+        command = [sys.executable, "-c", KILLED_SCRIPT, str(model.path), str(directory), str(point)]
+        return subprocess.run(command, check=False).returncode
+
+    assert run_killed(4, out) == -signal.SIGKILL  # in the first layer
+    assert run_killed(9, out) == -signal.SIGKILL  # and again, further on
+    assert run_killed(0, out) == 0
+    assert run_killed(0, out.with_name("reference")) == 0
+    assert contents(out) == contents(out.with_name("reference"))
+
+
+@pytest.mark.parametrize("where", ["write", "sync"])
+def test_a_full_disk_says_where_the_partial_output_is_and_what_is_missing(
+    model: Any, out: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = SafetensorsWriter._write_all, []
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full_later(writer: SafetensorsWriter, data: Any) -> None:
+        calls.append(1)
+        full() if len(calls) == 8 else real(writer, data)
+
+    with monkeypatch.context() as patch:
+        if where == "write":
+            patch.setattr(SafetensorsWriter, "_write_all", full_later)
+        else:
+            patch.setattr(os, "fsync", full)
+        with pytest.raises(DiskFull) as caught:
+            run(model, out)
+    message = str(caught.value)
+    assert "\n" not in message
+    partial = out.with_name("out.partial")
+    assert str(partial) in message
+    assert "the disk is full" in message
+    assert "same command again" in message
+    done = run(model, out)
+    missing = done.nbytes - done.kept_nbytes
+    assert f"; {missing} of {done.nbytes} bytes are still to be written" in message
+    assert done.kept_nbytes > 0 if where == "write" else done.kept_nbytes == 0
+    assert not partial.exists()
+
+
+def test_too_little_room_is_said_before_anything_is_written(
+    model: Any, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10000, 0, 1000))
+    with pytest.raises(DiskFull, match="1000 are free: [0-9]+ bytes are missing"):
+        run(model, out)
+    assert list(out.parent.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_is_said(model: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskFull, match="cannot be written"):
+        run(model, tmp_path / "file" / "out")
+
+
+def test_a_finished_conversion_is_recognised(model: Any, out: Path) -> None:
+    first = run(model, out)
+    before = contents(out)
+    second = run(model, out)
+    assert second.kept_nbytes == second.nbytes == first.nbytes
+    assert contents(out) == before
+
+
+def test_an_empty_output_directory_is_used(model: Any, out: Path) -> None:
+    out.mkdir(parents=True)
+    run(model, out)
+    Container.open(out)
+
+
+def test_somebody_elses_output_is_refused_and_left_alone(model: Any, out: Path) -> None:
+    out.mkdir(parents=True)
+    (out / "thesis.txt").write_text("precious")
+    with pytest.raises(BadModel, match="not empty and not a diskmoe container"):
+        run(model, out)
+    assert contents(out) == {"thesis.txt": b"precious"}
+    with pytest.raises(BadModel, match="a file"):
+        run(model, out / "thesis.txt")
+    with pytest.raises(BadModel, match="kept for unfinished conversions"):
+        run(model, out.with_name("x.partial"))
+
+
+def test_somebody_elses_partial_directory_is_refused_and_left_alone(model: Any, out: Path) -> None:
+    partial = out.with_name("out.partial")
+    partial.mkdir(parents=True)
+    (partial / "thesis.txt").write_text("precious")
+    with pytest.raises(BadModel, match=r"'thesis\.txt' is not from this conversion"):
+        run(model, out)
+    assert contents(partial) == {"thesis.txt": b"precious"}
+
+
+def test_another_conversion_is_refused_and_left_alone(model: Any, out: Path) -> None:
+    run(model, out)
+    before = contents(out)
+    with pytest.raises(BadModel, match="another conversion"):
+        run(model, out, "q8")
+    assert contents(out) == before
+    out.rename(out.with_name("next.partial"))
+    with pytest.raises(BadModel, match="another conversion"):
+        run(model, out.with_name("next"), "q8")
+    assert contents(out.with_name("next.partial")) == before
+
+
+def test_other_weights_under_the_same_headers_are_another_conversion(model: Any, out: Path) -> None:
+    run(model, out)
+    shard = model.path / "model-00001-of-00002.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-2000:] = bytes(2000)
+    shard.write_bytes(data)
+    with pytest.raises(BadModel, match="another conversion"):
+        run(model, out)
+
+
+def test_a_file_damaged_by_a_power_failure_is_written_again(model: Any, out: Path) -> None:
+    run(model, out)
+    reference = contents(out)
+    partial = out.with_name("out.partial")
+    out.rename(partial)
+    os.truncate(partial / "experts-00001.safetensors", 100)
+    run(model, out)
+    assert contents(out) == reference
+
+
+def test_weights_that_are_not_finite_leave_nothing_behind(tiny_model: Any, tmp_path: Path) -> None:
+    model = tiny_model()
+    embedding = model.weights["model.embed_tokens.weight"].copy()
+    embedding[5, 6] = np.inf
+    tensors = model.weights | {"model.embed_tokens.weight": embedding}
+    write_safetensors(
+        model.path / "model.safetensors", {name: ("F32", w) for name, w in tensors.items()}
+    )
+    with pytest.raises(BadModel, match=r"'model\.embed_tokens\.weight' from row 0 on: row 5"):
+        run(model, tmp_path / "out")
+    assert not (tmp_path / "out.partial").exists()
+    run(model, tmp_path / "out", "bf16", "bf16")
+
+
+def test_a_checkpoint_that_does_not_fit_its_plan_leaves_nothing_behind(
+    model: Any, out: Path
+) -> None:
+    shutil.rmtree(out.parent, ignore_errors=True)
+    plan = model.plan
+    checkpoint = model.open()
+    os.truncate(model.path / "model-00002-of-00002.safetensors", 3000)
+    with pytest.raises((BadModel, ReadFailed)):
+        convert(checkpoint, plan, out)
+    assert not out.exists()
+    with pytest.raises(BadModel, match="cut off"):
+        model.open()

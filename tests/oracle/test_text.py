@@ -1,0 +1,127 @@
+"""Templates, tokenizers and filters against transformers, live."""
+
+import importlib.util
+import random
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diskmoe.engine.sampling import Sampler, Sampling
+from diskmoe.engine.text.template import ChatTemplate
+from diskmoe.engine.text.tokenizer import load_tokenizer
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
+
+
+def _from_text_tests(name: str):
+    """A module of tests/engine/text: its toys and templates serve here too."""
+    path = Path(__file__).parents[1] / "engine" / "text" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"text_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+toys = _from_text_tests("conftest")
+templates = _from_text_tests("test_template")
+
+PLAIN = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role|upper }}: {{ m.content|trim }}\n"
+    "{% generation %}{{ eos_token }}{% endgeneration %}{% endfor %}"
+    "{{ tools|tojson(indent=2) if tools }}{{ strftime_now('%Y') }}"
+)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A byte-level toy with named tokens."""
+    backend = toys.byte_level_tokenizer()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<|im_start|>", eos_token="<|im_end|>"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "text", [templates.CHATML, templates.GLM, templates.QWEN, PLAIN], ids=["ml", "glm", "qwen", "-"]
+)
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": False}, {"tools": [{"name": "é<"}]}])
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_template_renders_as_in_transformers(directory, text, options, begun):
+    (directory / "chat_template.jinja").write_text(text, encoding="utf-8", newline="")
+    theirs = transformers.AutoTokenizer.from_pretrained(directory)
+    ours = ChatTemplate.load(directory, clock=datetime.now)
+    assert ours is not None
+
+    for messages in (templates.QUESTION, templates.TALK):
+        rendered = ours.render(messages, add_generation_prompt=begun, **options)
+        assert rendered == theirs.apply_chat_template(
+            messages, add_generation_prompt=begun, tokenize=False, **options
+        )
+        ids = theirs.apply_chat_template(messages, add_generation_prompt=begun, **options)
+        tokenizer = load_tokenizer(directory, 500)
+        assert tokenizer is not None
+        assert tokenizer.encode(rendered) == ids["input_ids"]
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+@pytest.mark.parametrize("config", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
+def test_text_is_encoded_as_in_transformers(tmp_path, kind, config):
+    names = {
+        "byte_level": {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"},
+        "sentencepiece": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    }
+    backend = getattr(toys, f"{kind}_tokenizer")()
+    saved = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names[kind], **config)
+    saved.save_pretrained(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = load_tokenizer(tmp_path, 500)
+    assert ours is not None
+
+    chance = random.Random(0)
+    parts = [*"abc Paris\n\t  1é漢🙂!", "<|im_end|>", "</s>", "Hello", "<think>"]
+    for _ in range(300):
+        text = "".join(chance.choices(parts, k=chance.randint(0, 12)))
+        for special in (True, False):
+            expected = theirs(text, add_special_tokens=special)["input_ids"]
+            got = ours.encode(text, special=special)
+            doubled = special and ours.prefix_ids and expected[1:2] == list(ours.prefix_ids)
+            assert got == (expected[1:] if doubled else expected), text
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"temperature": 0.7},
+        {"top_k": 20},
+        {"top_p": 0.8},
+        {"min_p": 0.05},
+        {"temperature": 1.4, "top_k": 60, "top_p": 0.9, "min_p": 0.01},
+    ],
+)
+def test_filters_leave_what_transformers_leaves(filters):
+    logits = np.random.default_rng(1).normal(0, 2, 1000).astype(np.float32)
+    config = transformers.GenerationConfig(do_sample=True, **{"top_k": 0, **filters})
+    classes = transformers.generation.logits_process
+    warpers = [
+        classes.TemperatureLogitsWarper(config.temperature or 1.0),
+        *([classes.TopKLogitsWarper(config.top_k)] if config.top_k else []),
+        *([classes.TopPLogitsWarper(filters["top_p"])] if "top_p" in filters else []),
+        *([classes.MinPLogitsWarper(filters["min_p"])] if "min_p" in filters else []),
+    ]
+    scores = torch.from_numpy(logits)[None].double()
+    for warper in warpers:
+        scores = warper(torch.zeros((1, 1), dtype=torch.long), scores)
+    expected = torch.softmax(scores[0], -1).numpy()
+
+    ids, probs = Sampler(Sampling(**{"temperature": 1.0, **filters}), 1000).probabilities(logits)
+
+    assert ids.tolist() == np.flatnonzero(expected).tolist()
+    assert probs == pytest.approx(expected[ids], rel=1e-9)
