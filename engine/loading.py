@@ -17,9 +17,9 @@ from diskmoe.engine.kernels.warm import compile_kernels
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
-from diskmoe.engine.model.tensors import tensor_plan
+from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import dense_bytes
-from diskmoe.engine.stats import peak_rss_bytes
+from diskmoe.engine.stats import current_rss_bytes, peak_rss_bytes
 from diskmoe.experts.budget import MemoryPlan, available_memory, plan_memory, shown_bytes
 from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
@@ -88,7 +88,7 @@ def open_model(path: Path, options: Options) -> Opened:
         container = Container.open(path)
         config = read_config(container.config, str(path / "config.json"))
         plan = tensor_plan(config, container.has)
-        _check_container(container, config, plan)
+        verify_container(container, plan)
         notes += _overruled(container, options)
         direct, why = _direct_mode(container, options)
         records = ContainerRecords(container, direct)
@@ -125,32 +125,6 @@ def _direct_mode(container: Container, options: Options) -> tuple[DirectMode, st
     if experts < available * PAGE_CACHE_SHARE:
         return "off", f"all experts, {shown_bytes(experts)}, fit in the page cache"
     return "auto", ""
-
-
-def _check_container(container: Container, config: ModelConfig, plan: TensorPlan) -> None:
-    where = container.path
-    pairs = (
-        ("hidden size", container.hidden, config.hidden),
-        ("expert width", container.ffn, config.expert_width),
-        ("experts", container.n_experts, config.experts),
-    )
-    for what, found, expected in pairs:
-        if found != expected:
-            raise BadModel(
-                f"{where}: the converted files have {what} {found}, config.json says {expected}: "
-                "one of them was changed; convert the model again"
-            )
-    for tensor in plan.dense:
-        if not container.has(tensor.name):
-            raise BadModel(f"{where}: tensor {tensor.name} is missing; convert the model again")
-        if tuple(container.shape(tensor.name)) != tuple(tensor.shape):
-            raise BadModel(
-                f"{where}: tensor {tensor.name} has shape {tuple(container.shape(tensor.name))}, "
-                f"config.json asks for {tuple(tensor.shape)}; convert the model again"
-            )
-    absent = sorted({layer.layer for layer in plan.experts} - set(container.layers))
-    if absent:
-        raise BadModel(f"{where}: the experts of layer {absent[0]} are missing; convert again")
 
 
 def _overruled(container: Container, options: Options) -> list[str]:
@@ -217,12 +191,21 @@ def json_file(path: Path) -> dict[str, Any] | None:
 
 
 def check_options(options: Options, config: ModelConfig) -> list[str]:
-    """Notes about options against the model; BadRequest for what cannot be.
+    """Notes about options against the model and the machine; BadRequest for what cannot be.
 
-    A context beyond what the model was trained for runs, but its text gets worse: said once.
+    A context beyond what the model was trained for runs, but its text gets worse; a budget beyond
+    what the machine has free may get the process killed. Both are said once.
     """
     if options.ctx < 2:
         raise BadRequest(f"CTX is {options.ctx}; at least 2 positions are needed")
+    notes = []
     if config.context and options.ctx > config.context:
-        return [f"CTX={options.ctx} is beyond the {config.context} positions of the model"]
-    return []
+        notes.append(f"CTX={options.ctx} is beyond the {config.context} positions of the model")
+    free, where = available_memory()
+    free += current_rss_bytes()
+    if options.ram_gb is not None and options.ram_gb * 2**30 > free:
+        notes.append(
+            f"RAM_GB={options.ram_gb:g} is more than the {shown_bytes(free)} {where}: "
+            "the system may run out of memory"
+        )
+    return notes

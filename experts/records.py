@@ -124,8 +124,8 @@ class CheckpointRecords:
         temporary = self._buffer_nbytes
         if FORMATS[fmt].quantised:
             temporary += elements * 5 + elements // 16  # f32 copy, values i8, scales
-        elif any(info.dtype == "F16" for info in infos) or fmt == "bf16":
-            temporary += elements * 4
+        elif any(info.dtype != {"bf16": "BF16", "f32": "F32"}[fmt] for info in infos):
+            temporary += elements * 4  # f32 copy
         self.scratch_bytes = max(1, io_threads) * temporary
 
     def disk_bytes(self, layer: int, expert: int) -> int:

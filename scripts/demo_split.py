@@ -21,6 +21,7 @@ from demo_net import (
     attention,
     expert_weights,
     ffn_hidden,
+    forward,
     rms,
     rotary,
 )
@@ -205,19 +206,15 @@ def split(
         x, target, weight = torch.cat(inputs), torch.cat(targets), torch.cat(weights)
         del inputs, targets
         weight = (weight / weight.median()).clamp_max(4)
-        mark = [time.time()]
         order = neuron_order(flat, layer.down, weight.sqrt(), seed + index)
-        mark.append(time.time())
         flat = flat[:, order]
         down = layer.down[:, order].contiguous()
         energy = expert_energy(flat, down) * weight[:, None]
         with torch.enable_grad():
             router, bias, kept, best = train_router(x, energy, top_k, 200, seed + index)
-        mark.append(time.time())
         router = router.half().float()
         flat = apply_experts(flat, expert_weights(x, router, bias, top_k))
         delta, said = refit(flat, target, weight, down)
-        mark.append(time.time())
         packed, scale = pack_int4(delta.numpy())
         down = down + torch.from_numpy(unpack_int4(packed, scale))
         del flat, x, target, energy
@@ -237,7 +234,7 @@ def split(
         parts[f"{name}down.q"], parts[f"{name}down.scale"] = packed, scale
         print(
             f"layer {index}: energy kept {kept:.3f} of best {best:.3f}; {said}; relative gap "
-            f"{float(torch.stack(gap).mean()):.4f}; {time.time() - start:.1f} s {[round(m - start, 1) for m in mark]}",
+            f"{float(torch.stack(gap).mean()):.4f}; {time.time() - start:.1f} s",
             flush=True,
         )
     order = sorted(texts, key=lambda t: len(t.ids))
@@ -248,6 +245,19 @@ def split(
             text = order[len(made)]
             made.append(Text(text.ids, text.prompt, states[row, : len(text.ids) - 1]))
     return parts, made
+
+
+@torch.inference_mode()
+def with_states(net: Net, texts: list[Text]) -> list[Text]:
+    """The same texts with the states `net` has on them."""
+    order = sorted(texts, key=lambda t: len(t.ids))
+    made: list[Text] = []
+    for tokens, _ in batches(texts, 0, 16):
+        states = forward(net, tokens).half().numpy()
+        for row in range(len(tokens)):
+            text = order[len(made)]
+            made.append(Text(text.ids, text.prompt, states[row, : len(text.ids) - 1]))
+    return made
 
 
 def sparse_net(net: Net, parts: dict[str, np.ndarray], top_k: int) -> Net:

@@ -1,8 +1,8 @@
 """Prompts and text for the demonstration model: everything is written by the model itself.
 
-Prompts come from hand-written templates crossed with topics (`demo_prompts/train.txt`) and from
-the model, which continues `<|im_start|>user\n` on its own. Answers are generated in batches
-with a key/value cache; the final hidden states are kept because the MTP layer trains on them.
+Prompts are hand-written templates crossed with topics (`demo_prompts/train.txt`). Answers are
+generated in batches with a key/value cache; the final hidden states are kept because the MTP
+layer trains on them.
 """
 
 from __future__ import annotations
@@ -163,18 +163,6 @@ def generate(
                     place = int(np.searchsorted(spread[step], row))
                     kept[len(prompts[i]) + step - 1] = history[step][place]
             yield i, Text(ids, len(prompts[i]), kept)
-
-
-def own_prompts(net: Net, tokenizer: Tokenizer, count: int, rows: int, seed: int) -> list[str]:
-    """User turns the model writes itself, sampled at temperature 1 after the system turn."""
-    prefix = tokenizer.encode(SYSTEM, add_special_tokens=False).ids
-    out = set()
-    for _, text in generate(net, [prefix] * count, 48, [1.0] * count, rows, seed):
-        body = text.ids[text.prompt :]
-        said = tokenizer.decode(body[:-1].tolist(), skip_special_tokens=False).strip()
-        if body[-1] == END and "<|" not in said and 8 <= len(said) <= 240:
-            out.add(said)
-    return sorted(out)
 
 
 def save_texts(path: Path, texts: list[Text]) -> None:

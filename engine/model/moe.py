@@ -6,10 +6,8 @@ into a place of its own, and a row adds its selections in the order of its own c
 """
 
 from contextlib import closing
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from diskmoe.engine.kernels.basic import add, silu_mul
 from diskmoe.engine.kernels.experts import combine, expert_ffn, expert_scratch_bytes
@@ -18,43 +16,10 @@ from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.router import choose_experts
 from diskmoe.engine.model.scratch import Floats, Scratch
+from diskmoe.engine.model.union import union_of
 from diskmoe.engine.model.weights import FfnWeights, LayerWeights
 from diskmoe.experts.store import ExpertStore
 from diskmoe.experts.tiles import RecordLayout
-
-Ints = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class Union:
-    """The unique experts of a chunk and who selected them.
-
-    A selection is numbered row * top_k + choice; ``order`` lists selections expert by expert.
-    """
-
-    experts: Ints  # (m,) ascending
-    counts: Ints  # (m,) selections of each
-    begins: Ints  # (m,) where each expert's selections begin in `order`
-    order: Ints  # (rows * top_k,)
-
-    def selections(self, positions: Ints) -> tuple[Ints, Ints]:
-        """For experts at ``positions`` of the union: (row_begin (m + 1,), selections (total,))."""
-        counts = self.counts[positions]
-        row_begin = np.zeros(len(positions) + 1, np.int32)
-        np.cumsum(counts, out=row_begin[1:])
-        shift = np.repeat(self.begins[positions] - row_begin[:-1], counts)
-        return row_begin, self.order[shift + np.arange(row_begin[-1], dtype=np.int32)]
-
-
-def union_of(ids: Ints) -> Union:
-    """ids (n, top_k) -> their union. Within an expert, selections keep the order of the rows."""
-    flat = ids.reshape(-1)
-    experts, counts = np.unique(flat, return_counts=True)
-    counts = counts.astype(np.int32)
-    begins = np.zeros(len(counts), np.int32)
-    np.cumsum(counts[:-1], out=begins[1:])
-    order = np.argsort(flat, kind="stable").astype(np.int32)
-    return Union(experts.astype(np.int32, copy=False), counts, begins, order)
 
 
 class FeedForward:
@@ -92,7 +57,7 @@ class FeedForward:
         assert weights.router is not None
         n, top_k = len(x), self._config.top_k
         ids, shares = choose_experts(x, weights.router, self._config, self._workers, self._scratch)
-        union = union_of(ids)
+        union = union_of(ids, self._config.experts)
         self.selections += n * top_k
         out = self._scratch.take("moe.selected", n * top_k, self._config.hidden)
         store = self._store

@@ -16,6 +16,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._arrays: dict[str, Floats] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], Floats] = {}  # decoding asks the same again
 
     @property
     def nbytes(self) -> int:
@@ -23,9 +24,13 @@ class Scratch:
 
     def take(self, name: str, *shape: int) -> Floats:
         """A C-contiguous array of this shape whose contents are whatever was there before."""
+        view = self._views.get((name, shape))
+        if view is not None:
+            return view
         size = math.prod(shape)
         array = self._arrays.get(name)
         if array is None or array.size < size:
-            array = np.empty(size, np.float32)
-            self._arrays[name] = array
-        return array[:size].reshape(shape)
+            self._views = {key: view for key, view in self._views.items() if key[0] != name}
+            self._arrays[name] = array = np.empty(size, np.float32)
+        view = self._views[name, shape] = array[:size].reshape(shape)
+        return view

@@ -179,7 +179,7 @@ def load_dense(
         elif _is_router(place.tensor):
             pack(_vector(source, place.tensor), place.layout, out)
         elif isinstance(source, Container):
-            out[:] = source.read_dense(name)
+            source.read_dense_into(name, out)
         else:
             source.pack(name, place.layout, out)
     return weights

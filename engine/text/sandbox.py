@@ -157,9 +157,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if not any(name in names for names in allowed):
                 raise SecurityError(f"the method {name} is not allowed")
             check_numbers(args, kwargs)
-            if name == "join" and args:
+            if isinstance(owner, str) and name == "join" and args:
                 args = (join_parts(owner, args[0]), *args[1:])
-            elif name == "replace" and len(args) > 1:
+            elif isinstance(owner, str) and name == "replace" and len(args) > 1:
                 check_replace(owner, args[0], args[1])
             elif name.startswith("r") and any(
                 isinstance(arg, str) and len(arg) > LONGEST_NEEDLE for arg in args

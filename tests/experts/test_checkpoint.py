@@ -226,7 +226,7 @@ _JSON = st.recursive(
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(index=_JSON | st.fixed_dictionaries({"weight_map": _JSON}), config=_JSON)
 def test_any_index_and_config_raise_nothing_but_bad_model(

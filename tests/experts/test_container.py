@@ -81,11 +81,12 @@ def test_matrices_come_packed_and_vectors_as_they_were(made: tuple[Any, Path]) -
     model, out = made
     container = Container.open(out)
     layout = container.dense_layout(EMBEDDING)
+    assert layout is not None
     assert layout == matrix_layout("q8", 50, 40)
     packed = container.read_dense(EMBEDDING)
     assert packed.ctypes.data % 64 == 0
     np.testing.assert_array_equal(packed, pack(model.weights[EMBEDDING], layout))
-    np.testing.assert_array_equal(container.f32(EMBEDDING), unpack(packed, layout))
+    np.testing.assert_array_equal(container.f32(EMBEDDING), unpack(packed.view(np.uint8), layout))
     out_bytes = np.zeros(layout.nbytes, np.uint8)
     container.read_dense_into(EMBEDDING, out_bytes)
     np.testing.assert_array_equal(out_bytes, packed)
@@ -98,8 +99,8 @@ def test_matrices_come_packed_and_vectors_as_they_were(made: tuple[Any, Path]) -
 def test_records_can_be_read_with_the_safetensors_package(made: tuple[Any, Path]) -> None:
     model, out = made
     container = Container.open(out)
-    matrices = [model.weights[name] for name in model.plan.experts[1].names(2)]
-    expected = pack_record(*matrices, container.record_layout)
+    gate, up, down = (model.weights[name] for name in model.plan.experts[1].names(2))
+    expected = pack_record(gate, up, down, container.record_layout)
     with safetensors.safe_open(out / EXPERTS, "np") as file:
         np.testing.assert_array_equal(file.get_tensor("layers.1.experts.2"), expected)
         assert json.loads(file.metadata()["checksums"]).keys() == set(file.keys())

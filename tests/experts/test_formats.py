@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diskmoe.experts import formats
@@ -105,6 +105,7 @@ def test_searched_q4_has_the_error_the_reference_promises() -> None:
     assert values.max() == 7
 
 
+@settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 10_000), name=st.sampled_from(["q8", "q4"]))
 def test_quantising_dequantised_weights_changes_nothing(seed: int, name: str) -> None:
     once = dequantise(*quantise(draw(3, 64, seed), name))

@@ -20,8 +20,9 @@ from diskmoe.experts.store import ExpertStore
 from diskmoe.experts.tiles import pack_record, unpack_record
 
 
-def expected(model: Any, layer: int, expert: int) -> list[np.ndarray]:
-    return [model.weights[name] for name in model.plan.experts[layer].names(expert)]
+def expected(model: Any, layer: int, expert: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    gate, up, down = (model.weights[name] for name in model.plan.experts[layer].names(expert))
+    return gate, up, down
 
 
 @pytest.mark.parametrize("fmt", [None, *FORMATS])

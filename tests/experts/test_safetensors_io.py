@@ -221,7 +221,9 @@ def test_a_file_that_shrank_after_opening_is_said(tmp_path: Path) -> None:
         read_tensor(info)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.binary(max_size=300))
 def test_random_bytes_raise_nothing_but_bad_model(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x").write_bytes(data)
@@ -246,7 +248,9 @@ _ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     table=st.dictionaries(st.text(max_size=4), _ENTRY | _JSON, max_size=4),
     metadata=st.none() | _JSON,

@@ -29,7 +29,8 @@ def make(folder: Path, experts: str | None, dense: str | None, **changes: Any) -
 
 
 @pytest.mark.parametrize(
-    ("experts", "dense"), [("f32", "f32"), ("bf16", "bf16"), ("q8", "q8"), ("q4", "q8"), (None, None)]
+    ("experts", "dense"),
+    [("f32", "f32"), ("bf16", "bf16"), ("q8", "q8"), ("q4", "q8"), (None, None)],
 )
 def test_checkpoint_and_container_give_the_same_logits_bytes(tmp_path, experts, dense):
     source, folder = make(tmp_path, experts, dense)

@@ -82,8 +82,9 @@ def assert_equals_twin(
 @pytest.mark.parametrize("formats", [("f32", "f32"), ("q8", "q4")], ids="-".join)
 def test_logits_of_every_row_equal_the_numpy_twin(tmp_path, variant, formats):
     family, changes = VARIANTS[variant]
-    prompt = PROMPT if formats == ("f32", "f32") else PROMPT[:3]
-    assert_equals_twin(tmp_path, tiny_config(family, **changes), *formats, prompt)
+    dense, experts = formats
+    prompt = PROMPT if dense == "f32" else PROMPT[:3]
+    assert_equals_twin(tmp_path, tiny_config(family, **changes), dense, experts, prompt)
 
 
 @pytest.mark.parametrize("dense", ["f32", "bf16", "q8", "q4"])

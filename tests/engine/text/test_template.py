@@ -351,14 +351,14 @@ HARMFUL = {
 @pytest.mark.parametrize("text", HARMFUL.values(), ids=HARMFUL.keys())
 def test_a_harmful_template_ends_soon_with_one_line(load, monkeypatch, text):
     monkeypatch.setattr(bounds, "MOST_STEPS", 20_000)
-    began = time.monotonic()
+    began = time.process_time()
 
     with pytest.raises(DiskMoeError) as caught:
         load(text).render(QUESTION)
 
     assert "\n" not in str(caught.value)
     assert "chat_template.jinja: the chat template" in str(caught.value)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_template_that_takes_too_long_is_stopped_by_the_clock(load, monkeypatch):

@@ -1,0 +1,210 @@
+"""The bare command on a tiny model: what goes where, what a knob may change, how a run ends."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_model import random_tensors, tiny_config, write_checkpoint
+
+from diskmoe.engine.cli import main
+from diskmoe.engine.report import REPORT_KEYS
+
+PROMPT_IDS = "5,17,33,8,61,2,90,44,3"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random bf16 checkpoint without a tokenizer, and without a stop token that it could hit."""
+    path = tmp_path_factory.mktemp("tiny")
+    config = tiny_config("qwen3_moe", eos_token_id=None)
+    write_checkpoint(path, config, random_tensors(config, seed=11), dtype="bf16")
+    return path
+
+
+@pytest.fixture(scope="module")
+def converted(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("converted") / "q4"
+    assert main(["convert", str(tiny), str(out)]) == 0
+    return out
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    capsys.readouterr()
+    code = main([*words, "--json", "--prompt-ids", PROMPT_IDS, "--ctx", "64", "--temp", "0"])
+    out = capsys.readouterr().out
+    assert code == 0 and out.count("\n") == 1
+    return json.loads(out)
+
+
+def test_json_has_exactly_the_keys_of_the_contract(tiny, capsys) -> None:
+    got = report(capsys, "--model", str(tiny), "--ngen", "6")
+    assert tuple(got) == REPORT_KEYS
+    assert got["text"] is None and len(got["token_ids"]) == got["tokens"] == 6
+    assert got["forwards"] == 6 and got["tokens_per_forward"] == 1.0
+    assert got["prompt_tokens"] == 9 and got["stop_reason"] == "limit"
+    assert got["settings"]["NGEN"] == {"value": 6, "source": "flag --ngen"}
+    assert got["model"]["family"] == "qwen3_moe" and got["model"]["expert_format"] == "bf16"
+
+
+def test_the_accounts_add_up(tiny, capsys) -> None:
+    got = report(capsys, "--model", str(tiny), "--ngen", "12", "--cap", "2")
+    layers, top_k = got["model"]["layers"], got["model"]["top_k"]
+    assert got["selections"] == 12 * layers * top_k
+    assert got["hits"] + got["misses"] == got["selections"]  # one row: all experts are unique
+    assert got["hit_rate"] == pytest.approx(got["hits"] / (got["hits"] + got["misses"]))
+    assert got["miss_bytes"] == got["misses"] * 3 * 48 * 64 * 2
+    assert got["bytes_per_token"] == pytest.approx(got["miss_bytes"] / 12)
+    assert got["slots_per_layer"] == 2
+
+
+def test_knobs_of_speed_never_change_an_id(tiny, converted, capsys) -> None:
+    for model in (tiny, converted):
+        plain = report(capsys, "--model", str(model), "--ngen", "24")["token_ids"]
+        for knobs in (
+            ["--cap", "1"],
+            ["--cap", "3", "--threads", "1"],
+            ["--threads", "2", "--io-threads", "1"],
+            ["--prefill-chunk", "1"],
+            ["--prefill-chunk", "3", "--cap", "2", "--direct", "0"],
+            ["--direct", "1", "--cap", "5"],
+        ):
+            got = report(capsys, "--model", str(model), "--ngen", "24", *knobs)
+            assert got["token_ids"] == plain, knobs
+
+
+def test_bits_on_the_way_in_give_the_converted_models_ids(tiny, converted, capsys) -> None:
+    on_the_way = report(
+        capsys, "--model", str(tiny), "--expert-bits", "4", "--dense-bits", "8", "--ngen", "24"
+    )
+    assert on_the_way["model"]["expert_format"] == "q4"
+    stored = report(capsys, "--model", str(converted), "--ngen", "24")
+    assert on_the_way["token_ids"] == stored["token_ids"]
+
+
+def test_a_converted_models_own_format_wins_and_is_said(converted, capsys) -> None:
+    capsys.readouterr()
+    words = ["4", "8", "8", "--model", str(converted), "--prompt-ids", "1,2", "--ngen", "1"]
+    assert main(words) == 0
+    said = capsys.readouterr().err
+    assert "EXPERT_BITS=8 has no effect: the converted model is q4" in said
+    assert "DENSE_BITS" not in [
+        line.split("=")[0] for line in said.splitlines() if "no effect" in line
+    ]
+
+
+def test_seeded_sampling_repeats(tiny, capsys) -> None:
+    words = ["--model", str(tiny), "--ngen", "20", "--json", "--prompt-ids", PROMPT_IDS]
+    texts = []
+    for seed in ("7", "7", "8"):
+        capsys.readouterr()
+        assert main([*words, "--temp", "1", "--seed", seed]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["token_ids"])
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_stdout_has_the_ids_and_stderr_the_rest(tiny, capsys) -> None:
+    capsys.readouterr()
+    assert main(["--model", str(tiny), "--prompt-ids", "1,2,3", "--ngen", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.strip().split(",")) == 3
+    for word in ("settings", "memory", "prefill", "report", "hit rate"):
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompt-ids", "1,96"], "96 is outside the model's vocabulary of 96"),
+        (["--prompt-ids", "1," * 70 + "1", "--ctx", "64"], "71 tokens and CTX is 64"),
+        (["Hello"], "has no tokenizer.json"),
+        (["--prompt-ids", "1", "--ram-gb", "0.02"], "RAM_GB="),
+        (["--prompt-ids", "1", "--stop", "x"], "needs a tokenizer"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_both_numbers(tiny, capsys, words, message) -> None:
+    capsys.readouterr()
+    assert main(["--model", str(tiny), *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and message in err.splitlines()[-1] and "Traceback" not in err
+
+
+def test_an_unsupported_family_lists_the_supported(tmp_path, capsys) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert main(["--model", str(tmp_path), "--prompt-ids", "1"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "llama" in last and "qwen3_moe" in last and "glm4_moe" in last
+
+
+def test_gguf_is_refused_by_name(tmp_path, capsys) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert main(["--model", str(tmp_path / "m.gguf"), "--prompt-ids", "1"]) == 2
+    assert "GGUF" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_prompt_from_stdin(tiny, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe")))
+    assert main(["--model", str(tiny)]) == 2
+    assert "not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs /proc/self/io")
+def test_nothing_is_written_to_disk_while_generating(converted) -> None:
+    from diskmoe.engine.api import Model, Options
+
+    with Model.load(converted, Options(ctx=64, cap=2)) as model:
+        list(model.generate([1, 2, 3], limit=2))
+        before = _written()
+        list(model.generate([4, 5, 6, 7], limit=40))
+        assert _written() == before
+
+
+def _written() -> int:
+    for line in Path("/proc/self/io").read_text().splitlines():
+        if line.startswith("write_bytes"):
+            return int(line.split()[1])
+    raise AssertionError("no write_bytes in /proc/self/io")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_ctrl_c_answers_at_once_and_keeps_what_was_made(tmp_path: Path) -> None:
+    config = tiny_config("qwen3_moe", eos_token_id=None, max_position_embeddings=200_000)
+    write_checkpoint(tmp_path, config, random_tensors(config, seed=3), dtype="bf16")
+    words = ["--prompt-ids", "1,2,3", "--ngen", "100000", "--ctx", "150000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "diskmoe.engine", "--model", str(tmp_path), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if line.startswith("prefill"):
+            break
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, "".join(said) + err
+    assert "stop: interrupted" in err and "Traceback" not in err
+    assert out.strip().count(",") >= 1
+
+
+def test_packages_refuse_their_bare_folder_names(repo_root: Path) -> None:
+    for name in ("engine", "experts", "engine.kernels"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {name}"],
+            cwd=repo_root,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1 and "import diskmoe." in done.stderr.splitlines()[-1]

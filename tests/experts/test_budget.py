@@ -1,0 +1,190 @@
+"""Memory plans in numbers, and limits read from cgroups of both kinds."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from diskmoe.experts.budget import available_memory, plan_memory, shown_bytes
+from diskmoe.experts.errors import OutOfBudget
+
+MIB, GIB = 1 << 20, 1 << 30
+# OLMoE: 16 layers of 64 experts, q4 records of 3.4 MiB
+REQUEST: dict[str, Any] = {
+    "base_bytes": 200 * MIB,
+    "dense_bytes": 400 * MIB,
+    "kv_bytes": 100 * MIB,
+    "scratch_bytes": 50 * MIB,
+    "loader_bytes": 50 * MIB,
+    "slot_bytes": 3 * MIB,
+    "n_moe_layers": 16,
+    "n_experts": 64,
+}
+
+
+def plan(budget: int | None = None, **changes: Any) -> Any:
+    return plan_memory(budget, **(REQUEST | changes))
+
+
+def test_the_hot_store_gets_what_is_left_in_whole_slots_per_layer() -> None:
+    made = plan(2 * GIB)
+    assert made.slots_per_layer == (2048 - 800) // 48 == 26
+    assert made.arena_bytes == 26 * 48 * MIB
+    assert made.total_bytes == 800 * MIB + made.arena_bytes <= 2 * GIB
+
+
+def test_the_plan_is_told_in_sentences_with_numbers() -> None:
+    lines = plan(2 * GIB, context=4096).lines()
+    budget, fixed, store = lines
+    assert budget == "memory budget 2.0 GiB: as given (RAM_GB)"
+    assert fixed == (
+        "fixed 800 MiB: interpreter and kernels 200 MiB, dense weights 400 MiB, "
+        "KV cache 100 MiB for 4096 positions, scratch 50.0 MiB, loader 50.0 MiB"
+    )
+    assert store == (
+        "hot store 1.2 GiB: 61 % of the 2.0 GiB budget, 26 slots/layer of 3.0 MiB x 16 layers; "
+        "what fits of 64 experts per layer"
+    )
+
+
+def test_the_hot_store_ends_at_all_experts() -> None:
+    made = plan(64 * GIB)
+    assert made.slots_per_layer == 64
+    assert "all 64 experts of each layer fit" in made.lines()[2]
+
+
+def test_a_cap_that_fits_is_kept() -> None:
+    made = plan(2 * GIB, wanted_cap=8)
+    assert made.slots_per_layer == 8
+    assert "as given (CAP=8)" in made.lines()[2]
+
+
+def test_a_cap_that_does_not_fit_is_lowered_and_said() -> None:
+    made = plan(2 * GIB, wanted_cap=40)
+    assert made.slots_per_layer == 26
+    assert "lowered from CAP=40, which does not fit" in made.lines()[2]
+
+
+def test_a_cap_beyond_the_experts_is_all_of_them() -> None:
+    made = plan(64 * GIB, wanted_cap=1000)
+    assert made.slots_per_layer == 64
+    assert "CAP=1000, a layer has 64 experts" in made.lines()[2]
+
+
+def test_too_small_a_budget_is_refused_with_every_number_and_what_to_do() -> None:
+    plan(848 * MIB)  # exactly one slot per layer
+    with pytest.raises(OutOfBudget) as caught:
+        plan(847 * MIB)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("847 MiB", "200 MiB", "400 MiB", "100 MiB", "50.0 MiB", "48.0 MiB", "848 MiB"):
+        assert part in message, message
+    assert "1.0 MiB are missing" in message
+    assert "RAM_GB=0.83 " in message
+    assert plan(int(0.83 * GIB)).slots_per_layer == 1
+    assert "CTX" in message
+
+
+def test_without_a_budget_a_stated_share_of_what_is_available_is_taken() -> None:
+    made = plan(available=(20 * GIB, "available in the system"))
+    assert made.budget_bytes == 17 * GIB
+    assert made.lines()[0] == (
+        "memory budget 17.0 GiB: 85 % of the 20.0 GiB available in the system; "
+        "3.0 GiB are left for the page cache and others"
+    )
+    assert plan(available=(4 * GIB, "x")).budget_bytes == 3 * GIB
+    assert plan(available=(1900 * MIB, "x")).budget_bytes == 950 * MIB
+
+
+def test_a_model_without_experts_has_no_hot_store() -> None:
+    made = plan(GIB, n_moe_layers=0)
+    assert (made.slots_per_layer, made.arena_bytes) == (0, 0)
+
+
+def test_the_plan_as_json_has_the_parts() -> None:
+    found = plan(2 * GIB, wanted_cap=8).as_json()
+    assert REQUEST.items() <= found.items()
+    assert found["budget_bytes"] == 2 * GIB
+    assert found["slots_per_layer"] == 8
+    assert "context" not in found
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 10 GiB available, and no cgroups yet."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * GIB))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("")
+    return tmp_path
+
+
+def write_all(directory: Path, **files: object) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (directory / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+def test_without_limits_the_systems_number_counts(root: Path) -> None:
+    assert available_memory(root) == (10 * GIB, "available in the system")
+    (root / "proc/self/cgroup").unlink()
+    assert available_memory(root)[0] == 10 * GIB
+
+
+def test_a_cgroup_v2_limit_counts_with_droppable_pages_given_back(root: Path) -> None:
+    (root / "proc/self/cgroup").write_text("0::/user/app\n")
+    group = root / "sys/fs/cgroup/user/app"
+    write_all(group, memory__max=4 * GIB, memory__current=3 * GIB, memory__stat="inactive_file 5")
+    assert available_memory(root) == (GIB + 5, "left of the cgroup's 4.0 GiB")
+
+
+def test_the_tightest_parent_counts(root: Path) -> None:
+    (root / "proc/self/cgroup").write_text("0::/user/app\n")
+    write_all(root / "sys/fs/cgroup/user/app", memory__max="max", memory__current=GIB)
+    write_all(root / "sys/fs/cgroup/user", memory__max=2 * GIB, memory__current=GIB)
+    assert available_memory(root)[0] == GIB
+
+
+def test_a_cgroup_v1_limit_counts_and_its_number_for_none_does_not(root: Path) -> None:
+    (root / "proc/self/cgroup").write_text("5:cpu:/a\n4:memory:/laptop\n")
+    top = root / "sys/fs/cgroup/memory"
+    write_all(
+        top / "laptop",
+        memory__limit_in_bytes=GIB,
+        memory__usage_in_bytes=GIB // 2,
+        memory__stat="cache 7\ntotal_inactive_file 100",
+    )
+    write_all(top, memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=GIB)
+    assert available_memory(root) == (GIB // 2 + 100, "left of the cgroup's 1.0 GiB")
+
+
+def test_in_a_container_the_mounts_own_limit_counts(root: Path) -> None:
+    (root / "proc/self/cgroup").write_text("0::/../../docker/abc\n")
+    write_all(root / "sys/fs/cgroup", memory__max=GIB, memory__current=0)
+    assert available_memory(root)[0] == GIB
+
+
+def test_a_group_over_its_limit_has_nothing_left(root: Path) -> None:
+    (root / "proc/self/cgroup").write_text("0::/a\n")
+    write_all(root / "sys/fs/cgroup/a", memory__max=GIB, memory__current=2 * GIB)
+    assert available_memory(root)[0] == 0
+
+
+def test_nonsense_in_cgroup_files_is_passed_over(root: Path) -> None:
+    (root / "proc/self/cgroup").write_text("nonsense\n0::/a\n1:memory\n")
+    write_all(root / "sys/fs/cgroup/a", memory__max="lots", memory__current="?")
+    assert available_memory(root)[0] == 10 * GIB
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/cgroup"), reason="not Linux")
+def test_this_machine_has_some_memory() -> None:
+    available, reason = available_memory()
+    assert available > 0
+    assert reason
+
+
+def test_sizes_are_shown_with_three_figures_at_most() -> None:
+    shown = [shown_bytes(n) for n in (0, 1023, 1536, 200 * MIB, 3.2 * GIB, 5 << 40)]
+    assert shown == ["0 B", "1023 B", "1.5 KiB", "200 MiB", "3.2 GiB", "5.0 TiB"]
