@@ -15,7 +15,8 @@ with Model.load(Path("models/qwen3-q4"), Options(ram_gb=6)) as model:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -49,7 +50,7 @@ from diskmoe.experts.store import ExpertStore
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Model", "Options", "Run", "Sampling"]
+__all__ = ["Model", "Options", "Prompt", "Run", "Sampling"]
 
 WARM_SHARE = 0.1  # of the expert bytes in the page cache; below it a run counts as cold
 
@@ -68,6 +69,19 @@ def usable_cores() -> tuple[int, str]:
     if physical < allowed:
         return physical, f"{physical} physical cores"
     return allowed, f"{allowed} cores allowed"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as the model gets it.
+
+    in_chat: the answer begins anew, so a SentencePiece tokenizer's leading space is no part of it;
+    a raw prompt is continued, space and all.
+    """
+
+    ids: tuple[int, ...]
+    how: str
+    in_chat: bool
 
 
 class Model:
@@ -184,10 +198,8 @@ class Model:
             slots_per_layer=self.memory.slots_per_layer,
         )
 
-    def encode_prompt(
-        self, prompt: str, chat: str = "auto", system: str | None = None
-    ) -> tuple[list[int], str]:
-        """Token ids of a prompt, and how they were made.
+    def encode_prompt(self, prompt: str, chat: str = "auto", system: str | None = None) -> Prompt:
+        """A prompt's token ids, with the chat template around it or without.
 
         Args:
             chat: ``"auto"``, ``"1"`` (chat template) or ``"0"`` (raw text).
@@ -203,11 +215,13 @@ class Model:
         if chat not in modes:
             raise BadRequest(f"chat is {chat!r}; it must be auto, 1 or 0")
         mode = cast(Literal["auto", "chat", "raw"], modes[chat])
-        return prepare_prompt(prompt, mode, self.tokenizer, self.template, system)
+        ids, how = prepare_prompt(prompt, mode, self.tokenizer, self.template, system)
+        in_chat = mode == "chat" or (mode == "auto" and self.template is not None)
+        return Prompt(tuple(ids), how, in_chat)
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt | str | Sequence[int],
         *,
         sampling: Sampling | None = None,
         limit: int = 256,
@@ -218,7 +232,7 @@ class Model:
         """Starts a run; iterate over it for the text.
 
         Args:
-            prompt: text (the chat template is applied when there is one) or token ids.
+            prompt: what ``encode_prompt`` made, or text for it, or token ids.
             limit: most tokens.
             stop: strings that end the text and are not part of it.
             ignore_eos: go on after the model's stop tokens.
@@ -228,7 +242,11 @@ class Model:
         """
         if self._closed:
             raise BadRequest("the model is closed: load it again")
-        ids = self.encode_prompt(prompt)[0] if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            prompt = self.encode_prompt(prompt)
+        elif not isinstance(prompt, Prompt):
+            prompt = Prompt(tuple(prompt), "given as token ids", in_chat=False)
+        ids = prompt.ids
         check_prompt(ids, self.config.vocab, self.options.ctx)
         if stop and self.tokenizer is None:
             raise BadRequest("a stop string needs a tokenizer, and this model has none")
@@ -247,7 +265,9 @@ class Model:
         )
         stream = None
         if self.tokenizer is not None:
-            stream = TextStream(self.tokenizer, stop, self.tokenizer.leading_space)
+            stream = TextStream(
+                self.tokenizer, stop, self.tokenizer.leading_space and prompt.in_chat
+            )
         return Run(tokens, stream, stats)
 
     def _cache_state(self) -> str:
@@ -281,7 +301,9 @@ class Model:
 class Run:
     """A run under way: yields pieces of text; afterwards ``token_ids``, ``text``, ``stats``."""
 
-    def __init__(self, tokens: Iterator[int], stream: TextStream | None, stats: RunStats) -> None:
+    def __init__(
+        self, tokens: Generator[int, None, None], stream: TextStream | None, stats: RunStats
+    ) -> None:
         self._tokens = tokens
         self._stream = stream
         self._pieces: list[str] = []
@@ -303,9 +325,7 @@ class Run:
                     break
         finally:
             reason = self.stats.stop_reason
-            close = getattr(self._tokens, "close", None)
-            if close is not None:
-                close()
+            self._tokens.close()
             self.stats.stop_reason = reason
         if self._stream is not None:
             yield from self._kept(self._stream.flush())

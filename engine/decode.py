@@ -8,7 +8,7 @@ one layer above (``engine.text``); this file never sees a character.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,7 +76,7 @@ def decode(
     prefill_chunk: int = 256,
     stats: RunStats | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
-) -> Iterator[int]:
+) -> Generator[int, None, None]:
     """Yields the tokens that follow a prompt, the stop token among them.
 
     Args:

@@ -37,10 +37,15 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
 
     with Model.load(path, options_from(values), say) as model:
         sampling = _sampling(values, model.sampling_defaults, say)
-        ids, how = _encode(model, prompt, values)
-        say(f"prompt    {len(ids)} tokens, {how}")
+        if isinstance(prompt, str):
+            prompt = model.encode_prompt(
+                prompt, chat=values["CHAT"].value, system=values["SYSTEM"].value
+            )
+            say(f"prompt    {len(prompt.ids)} tokens, {prompt.how}")
+        else:
+            say(f"prompt    {len(prompt)} tokens, given as token ids")
         result = model.generate(
-            ids,
+            prompt,
             sampling=sampling,
             limit=values["NGEN"].value,
             stop=_stop_strings(values),
@@ -124,12 +129,6 @@ def _prompt(values: Mapping[str, Value]) -> str | tuple[int, ...]:
     if not text.strip():
         raise BadRequest("the prompt on stdin is empty")
     return text
-
-
-def _encode(model: Any, prompt: str | tuple[int, ...], values: Mapping[str, Value]) -> Any:
-    if not isinstance(prompt, str):
-        return list(prompt), "given as token ids"
-    return model.encode_prompt(prompt, chat=values["CHAT"].value, system=values["SYSTEM"].value)
 
 
 def _model_path(values: Mapping[str, Value], say: Say) -> Path:

@@ -147,6 +147,7 @@ class Checkpoint:
                 pack_rows(rows, layout, begin, out)
             except ValueError as error:
                 raise BadModel(f"{info.path}: tensor {shown(name)}: {error}") from None
+        out[layout.used_nbytes :] = 0
         return out
 
     def verify(self, plan: TensorPlan) -> None:

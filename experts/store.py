@@ -112,7 +112,7 @@ class ExpertStore:
         A batch is valid until the next step of the iterator; after it, when the union is larger
         than the layer, its slots may be filled with other experts. Raises ReadFailed.
         """
-        ids = [int(expert) for expert in expert_ids]
+        ids: list[int] = expert_ids.tolist()
         if any(a >= b for a, b in pairwise(ids)):
             raise ValueError("expert_ids must be ascending and unique")
         if ids and not 0 <= ids[0] <= ids[-1] < self.n_experts:
@@ -221,6 +221,8 @@ class ExpertStore:
 
     def _settle(self) -> None:
         """Call off reads that have not begun and wait for the others; what arrives whole is kept."""
+        if not self._under_way:
+            return
         with self._changed:
             for load in self._under_way.values():
                 load.done = load.done or not load.started

@@ -51,12 +51,11 @@ def aligned_zeros(nbytes: int, alignment: int = ALIGNMENT) -> Bytes:
 
 
 def checked_out(nbytes: int, out: Bytes | None) -> Bytes:
-    """`out` zeroed (what lies between sections must not depend on what was there), or a new one."""
+    """`out` if it is `nbytes` of memory, or a new array when None; ValueError otherwise."""
     if out is None:
         return aligned_zeros(nbytes)
     if out.shape != (nbytes,) or out.dtype != np.uint8 or not out.flags.c_contiguous:
         raise ValueError(f"out must be {nbytes} contiguous bytes, not {out.dtype} {out.shape}")
-    out[:] = 0
     return out
 
 
@@ -75,12 +74,15 @@ class MatrixLayout:
 
     def sections(self, packed: Bytes) -> tuple[Bytes, Bytes]:
         """(data, scales) of a packed matrix, without the padding behind them."""
-        fmt = FORMATS[self.format]
-        if not fmt.quantised:
-            end = self.tiles * TILE * self.cols * fmt.weight_bits // 8
-            return packed[:end], packed[:0]
-        end = self.scales_offset + self.tiles * self.groups * TILE * 2
-        return packed[: self.scales_offset], packed[self.scales_offset : end]
+        data_end = min(self.scales_offset, self.used_nbytes)
+        return packed[:data_end], packed[data_end : self.used_nbytes]
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes before the padding at the end, which is zero."""
+        if self.groups:
+            return self.scales_offset + self.tiles * self.groups * TILE * 2
+        return self.tiles * TILE * self.cols * FORMATS[self.format].weight_bits // 8
 
 
 def matrix_layout(fmt: str, rows: int, cols: int) -> MatrixLayout:
@@ -136,6 +138,7 @@ def pack(weights: Floats | Bits, layout: MatrixLayout, out: Bytes | None = None)
         raise ValueError(f"weights of shape {weights.shape} do not fit {layout}")
     out = checked_out(layout.nbytes, out)
     pack_rows(weights, layout, 0, out)
+    out[layout.used_nbytes :] = 0  # whatever the memory held before
     return out
 
 
@@ -150,7 +153,7 @@ def pack_rows(weights: Floats | Bits, layout: MatrixLayout, first_row: int, out:
     """Write the rows from `first_row` (a multiple of 16) on into `out` u8 (nbytes,).
 
     weights: f32, or the bits of bf16 (u16), (some rows, cols). A matrix that is packed part by
-    part needs memory for one part only. The bytes between sections are not touched.
+    part needs memory for one part only. The padding at the end is not touched.
     """
     if first_row % TILE or weights.shape[1] != layout.cols:
         raise ValueError(f"rows of shape {weights.shape} from row {first_row} do not fit {layout}")
@@ -227,6 +230,7 @@ def pack_record(
     out = checked_out(layout.nbytes, out)
     for weights, (part, begin, end) in zip((gate, up, down), layout.parts(), strict=True):
         pack(weights, part, out[begin:end])
+    out[layout.down_offset + layout.down.nbytes :] = 0
     return out
 
 

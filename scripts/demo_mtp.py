@@ -238,6 +238,34 @@ def step_loss(
     return loss, float(hit / (weight == 1).sum())
 
 
+class Muon:
+    """Momentum made orthogonal by Newton-Schulz steps, in f32 (torch's own uses bfloat16, which
+    an ordinary CPU has no instructions for)."""
+
+    def __init__(self, matrices: list[torch.nn.Parameter], decay: float = 0.05) -> None:
+        self.matrices, self.decay = matrices, decay
+        self.momentum = [torch.zeros_like(m) for m in matrices]
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        for matrix, momentum in zip(self.matrices, self.momentum, strict=True):
+            if matrix.grad is None:
+                continue
+            momentum.lerp_(matrix.grad, 0.05)
+            x = matrix.grad.lerp(momentum, 0.95)
+            wide = x.shape[0] <= x.shape[1]
+            x = x if wide else x.T
+            x = x / (x.norm() + 1e-12)
+            for _ in range(5):
+                square = x @ x.T
+                x = 3.4445 * x + (2.0315 * square @ square - 4.775 * square) @ x
+            x = x if wide else x.T
+            # the size of an Adam step, so that one rate serves both
+            matrix.mul_(1 - rate * self.decay)
+            matrix.add_(x, alpha=-rate * 0.2 * max(matrix.shape) ** 0.5)
+            matrix.grad = None
+
+
 def train(
     mtp: Mtp,
     data: Data,
@@ -253,9 +281,7 @@ def train(
     """Muon for the matrices, Adam for the rest, cosine rate; returns the averaged layer."""
     matrices = [p for n, p in mtp.named_parameters() if p.ndim == 2 and n != "router"]
     others = [p for n, p in mtp.named_parameters() if p.ndim == 1 or n == "router"]
-    muon = torch.optim.Muon(
-        matrices, lr=rate, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = Muon(matrices)
     adam = torch.optim.Adam(others, lr=rate, betas=(0.9, 0.98))
     generator = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -269,14 +295,14 @@ def train(
             queue = plan(lengths, budget, rng)
         warm = min(1.0, (step + 1) / 30)
         now = rate * warm * max(0.02, 0.5 * (1 + np.cos(np.pi * step / steps)))
-        for group in muon.param_groups + adam.param_groups:
+        for group in adam.param_groups:
             group["lr"] = now
         loss, hit = step_loss(mtp, data, queue.pop(), prefix, top_k, generator)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(others, 1.0)
-        for optimizer in (muon, adam):
-            optimizer.step()
-            optimizer.zero_grad()
+        muon.step(now)
+        adam.step()
+        adam.zero_grad()
         keep = min(0.99, step / (step + 20))
         with torch.no_grad():
             for name, value in mtp.named_parameters():

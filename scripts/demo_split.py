@@ -176,10 +176,8 @@ def refit(features: Tensor, target: Tensor, weight: Tensor, old: Tensor) -> tupl
 
 
 @torch.no_grad()
-def split(
-    net: Net, texts: list[Text], prefix: int, top_k: int, seed: int
-) -> tuple[dict[str, np.ndarray], list[Text]]:
-    """The tensors of the parts file, and the texts with the states of the sparse form."""
+def split(net: Net, texts: list[Text], prefix: int, top_k: int, seed: int) -> dict[str, np.ndarray]:
+    """The tensors of the parts file."""
     groups = batches(texts, prefix, 32)
     teacher = [net.embed[tokens] for tokens, _ in groups]
     student = [x.clone() for x in teacher]
@@ -237,14 +235,7 @@ def split(
             f"{float(torch.stack(gap).mean()):.4f}; {time.time() - start:.1f} s",
             flush=True,
         )
-    order = sorted(texts, key=lambda t: len(t.ids))
-    made = []
-    for place, (tokens, _) in enumerate(groups):
-        states = rms(student[place], net.norm).half().numpy()
-        for row in range(len(tokens)):
-            text = order[len(made)]
-            made.append(Text(text.ids, text.prompt, states[row, : len(text.ids) - 1]))
-    return parts, made
+    return parts
 
 
 @torch.inference_mode()

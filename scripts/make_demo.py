@@ -5,6 +5,8 @@ with a DeepSeek-style MTP layer. All text is written by the model itself. The st
 
     calib    answers of the dense model to training prompts    (sharded)
     split    neuron order, routers and refitted down projections, layer by layer
+    tune     the sparse form as a whole on the dense model's answers
+    states   hidden states of the sparse form on the calibration text
     heldout  greedy answers of dense and sparse form to the held-out prompts
     text     answers of the sparse form with its hidden states (sharded)
     mtp      train the MTP layer on those states
@@ -43,6 +45,7 @@ from demo_text import (
     save_texts,
     train_prompts,
 )
+from demo_tune import tune
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
@@ -64,6 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--top-k", type=int, default=8)
     parser.add_argument("--calib", type=int, default=1500, help="prompts for calibration text")
     parser.add_argument("--texts", type=int, default=1500, help="calibration texts to split on")
+    parser.add_argument("--tune", type=int, default=120, help="steps of tuning")
     parser.add_argument("--new", type=int, default=192, help="longest answer in tokens")
     parser.add_argument("--steps", type=int, default=1200, help="steps of the MTP training")
     return parser.parse_args()
@@ -83,8 +87,8 @@ class Run:
     def dense(self) -> Net:
         return load_dense(self.gguf)
 
-    def parts(self) -> dict[str, np.ndarray]:
-        stored = dict(np.load(self.args.work / "split.npz"))
+    def parts(self, name: str = "tuned.npz") -> dict[str, np.ndarray]:
+        stored = dict(np.load(self.args.work / name))
         self.args.top_k = int(stored.pop("top_k"))
         return stored
 
@@ -143,17 +147,43 @@ def stage_split(run: Run) -> None:
     args, path = run.args, run.args.work / "split.npz"
     texts = [t for p in sorted(args.work.glob("calib.*.npz")) for t in load_texts(p)]
     random.Random(args.seed).shuffle(texts)
-    texts, rest = texts[: args.texts], texts[args.texts :]
-    # the sparse form's states on the dense model's text are the first training text of the MTP
-    # layer, and running it over what is left is cheaper than generating as much
+    del texts[args.texts :]
     if not path.exists():
         print(f"split: {len(texts)} texts, {sum(len(t.ids) for t in texts)} tokens", flush=True)
-        parts, made = split(run.dense(), texts, run.prefix, args.top_k, args.seed)
-        save_texts(args.work / "text.calib.npz", made)
+        parts = split(run.dense(), texts, run.prefix, args.top_k, args.seed)
         np.savez(args.work / "part-split.npz", top_k=args.top_k, **parts)
         (args.work / "part-split.npz").rename(path)
-    if rest and not (args.work / "text.rest.npz").exists():
-        save_texts(args.work / "text.rest.npz", with_states(run.sparse(run.dense()), rest))
+
+
+def stage_tune(run: Run) -> None:
+    args, path = run.args, run.args.work / "tuned.npz"
+    if path.exists():
+        return
+    texts = [t for p in sorted(args.work.glob("calib.*.npz")) for t in load_texts(p)]
+    random.Random(args.seed).shuffle(texts)
+    # the last ones, unseen by the split as well, watch over the run
+    texts, held = texts[:-24], texts[-24:]
+    parts = tune(
+        run.dense(),
+        run.parts("split.npz"),
+        args.top_k,
+        texts,
+        held,
+        occurring(run),
+        args.tune,
+        args.seed,
+    )
+    np.savez(args.work / "part-tuned.npz", top_k=args.top_k, **parts)
+    (args.work / "part-tuned.npz").rename(path)
+
+
+def stage_states(run: Run) -> None:
+    """The sparse form's states on the dense model's text: the first training text of the MTP
+    layer, and cheaper than to generate as much."""
+    path = run.args.work / "text.calib.npz"
+    if not path.exists():
+        texts = [t for p in sorted(run.args.work.glob("calib.*.npz")) for t in load_texts(p)]
+        save_texts(path, with_states(run.sparse(run.dense()), texts))
 
 
 def stage_heldout(run: Run) -> None:
@@ -274,6 +304,8 @@ def stage_check(run: Run) -> None:
 STAGES = {
     "calib": stage_calib,
     "split": stage_split,
+    "tune": stage_tune,
+    "states": stage_states,
     "heldout": stage_heldout,
     "text": stage_text,
     "mtp": stage_mtp,

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ def test_the_models_own_files_are_copied_and_nothing_else_is_left(model: Any, ou
         "tokenizer.json",
     ]
     assert os.listdir(out.parent) == ["out"]
+
+
+def test_layers_need_not_begin_at_zero_nor_be_neighbours(model: Any, out: Path) -> None:
+    first, second = model.plan.experts  # as with leading dense layers, and an MTP layer at the end
+    layers = (replace(first, layer=1), replace(second, layer=46))
+    convert(model.open(), replace(model.plan, experts=layers), out, "f32", "f32")
+    container = Container.open(out)
+    assert container.layers == (1, 46)
+    assert (out / "experts-00046.safetensors").is_file()
+    for found, name in zip(container.expert_f32(46, 2), second.names(2), strict=True):
+        np.testing.assert_array_equal(found, model.weights[name])
 
 
 def test_threads_do_not_change_the_bytes(model: Any, out: Path) -> None:
