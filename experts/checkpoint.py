@@ -43,11 +43,13 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 @dataclass(frozen=True)
 class DenseTensor:
     """A tensor that stays in memory. A "matrix" is packed (and may be quantised), a "vector" is
-    kept as f32 in its own shape, which may have two dimensions (a router)."""
+    kept as f32 in its own shape, which may have two dimensions (a router). `mtp`: it belongs to an
+    MTP layer, which loses its acceptance below int8."""
 
     name: str
     shape: tuple[int, ...]
     kind: Literal["matrix", "vector"]
+    mtp: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class ExpertTensors:
     gate: str  # (ffn, hidden)
     up: str  # (ffn, hidden)
     down: str  # (hidden, ffn)
+    mtp: bool = False  # of an MTP layer: never below int8
     fused: None = None  # room for "out_major" and "in_major" three-dimensional tensors
 
     def names(self, expert: int) -> tuple[str, str, str]:

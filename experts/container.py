@@ -11,7 +11,8 @@ and offsets against the layouts that they must have. Each file's ``__metadata__`
 
 * all files: ``format_version``, ``source`` (fingerprint of what was converted, and how)
 * dense: ``dense`` = JSON {name: {format, shape}} of the matrices, ``dense_format``,
-  ``expert_format``, ``hidden``, ``ffn``, ``n_experts``, ``layers`` = JSON list
+  ``expert_format``, ``hidden``, ``ffn``, ``n_experts``, ``layers`` = JSON list, ``mtp_layers`` =
+  JSON list of those that are MTP layers (q8 in a q4 model: four bits ruin a draft head)
 * experts: ``expert_format``, ``hidden``, ``ffn``, ``n_experts``, ``layers`` = JSON list with its
   one layer, ``checksums`` = JSON {record name: BLAKE2b-64 in hex}
 
@@ -19,7 +20,7 @@ A record starts at a multiple of 4096 in its file and its length is one: a singl
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import numpy.typing as npt
 
 from diskmoe.experts.checkpoint import check_model_directory, read_json_object
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.formats import FORMATS
+from diskmoe.experts.formats import FORMATS, mtp_format
 from diskmoe.experts.safetensors_io import (
     Header,
     TensorInfo,
@@ -85,7 +86,15 @@ class Facts:
     ffn: int
     n_experts: int
     layers: tuple[int, ...]
+    mtp_layers: tuple[int, ...]
     source: str
+
+    def format_of(self, layer: int) -> str:
+        """The format of a layer's records."""
+        return mtp_format(self.expert_format) if layer in self.mtp_layers else self.expert_format
+
+    def record_layout_of(self, layer: int) -> RecordLayout:
+        return record_layout(self.format_of(layer), self.hidden, self.ffn)
 
     def metadata(self) -> dict[str, str]:
         """The entries that every file of the container has."""
@@ -121,9 +130,8 @@ class Container:
         self.n_experts = facts.n_experts
         self.layers = facts.layers
         self.source = facts.source
-        self.record_layout: RecordLayout = record_layout(
-            facts.expert_format, facts.hidden, facts.ffn
-        )
+        self.record_layout = record_layout(facts.expert_format, facts.hidden, facts.ffn)
+        self._facts = facts
         self.expert_files = [path / experts_name(layer) for layer in facts.layers]
         self._dense = dense
         self._layouts = layouts
@@ -203,7 +211,8 @@ class Container:
         self, layer: int, expert: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """gate (ffn, hidden), up (ffn, hidden), down (hidden, ffn) as the numbers they stand for."""
-        return unpack_record(read_tensor(self._records[layer][expert]), self.record_layout)
+        record = read_tensor(self._records[layer][expert])
+        return unpack_record(record, self._facts.record_layout_of(layer))
 
     def verify_checksums(self) -> None:
         """Read every record and compare its checksum; BadModel names the first that is wrong."""
@@ -232,6 +241,9 @@ def read_facts(dense: Header) -> Facts:
     layers = tuple(_int_list(dense, "layers"))
     if sorted(set(layers)) != list(layers):
         raise BadModel(f"{dense.path}: metadata layers {shown(layers)} are not ascending")
+    mtp_layers = tuple(_int_list(dense, "mtp_layers"))
+    if not set(mtp_layers) <= set(layers):
+        raise BadModel(f"{dense.path}: metadata mtp_layers {shown(mtp_layers)} are no layers of it")
     return Facts(
         dense_format=_format(dense, "dense_format"),
         expert_format=_format(dense, "expert_format"),
@@ -239,6 +251,7 @@ def read_facts(dense: Header) -> Facts:
         ffn=_count(dense, "ffn"),
         n_experts=_count(dense, "n_experts"),
         layers=layers,
+        mtp_layers=mtp_layers,
         source=_text(dense, "source"),
     )
 
@@ -333,6 +346,7 @@ def check_expert_file(
 ) -> tuple[list[TensorInfo], dict[str, str]]:
     """(records by expert, checksums by name) of a layer's file, checked; BadModel otherwise."""
     require_version(header)
+    facts = replace(facts, expert_format=facts.format_of(layer))  # what this file says of itself
     for key in ("expert_format", "hidden", "ffn", "n_experts", "source"):
         found, expected = _text(header, key), str(getattr(facts, key))
         if found != expected:

@@ -42,7 +42,8 @@ from diskmoe.experts.safetensors_io import (
 )
 from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, aligned_zeros, matrix_layout, pack
 
-# What a model directory has beside tensors; config.json comes last, it makes a directory a model.
+# What a model directory has beside tensors (glob patterns). config.json comes last: it makes a
+# directory a model.
 COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -53,6 +54,7 @@ COPIED = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/*.jinja",
     "generation_config.json",
     "LICENSE",
     "LICENSE.md",
@@ -139,6 +141,12 @@ class _Job:
         self.partial = out.with_name(out.name + ".partial")
         self.sizes = manifest.sizes()
         self.total_nbytes = sum(self.sizes.values())
+        self.copied = [  # relative paths, in the order in which they are written
+            str(source.relative_to(checkpoint.path))
+            for pattern in COPIED
+            for source in sorted(checkpoint.path.glob(pattern))
+            if source.is_file()
+        ]
         self.kept: set[str] = set()
         self._progress = progress
         self._done_nbytes = 0
@@ -159,7 +167,7 @@ class _Job:
             return
         if not self.partial.is_dir():
             raise BadModel(f"{self.partial}: is in the way; remove it")
-        ours = {*self.sizes, *COPIED}
+        ours = {*self.sizes, *COPIED, *(Path(name).parts[0] for name in self.copied)}
         for entry in sorted(self.partial.iterdir()):
             if entry.name.removesuffix(".tmp") not in ours:
                 raise BadModel(
@@ -190,11 +198,13 @@ class _Job:
         return header.file_size == self.sizes[path.name]
 
     def remove_partial(self) -> None:
-        for name in {*self.sizes, *COPIED}:
+        for name in {*self.sizes, *self.copied}:
             for path in (self.partial / name, self.partial / (name + ".tmp")):
                 path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.partial.rmdir()
+        folders = {(self.partial / name).parent for name in self.copied} | {self.partial}
+        for folder in sorted(folders, reverse=True):  # the innermost first
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def run(self, threads: int) -> None:
         """Write what is missing, then give the directory its name."""
@@ -210,10 +220,10 @@ class _Job:
         if DENSE_NAME not in self.kept:
             self._write_dense()
         with self._disk_errors():
-            for name in COPIED:
-                source = self.checkpoint.path / name
-                if source.is_file():
-                    _copy(source, self.partial / name)
+            for name in self.copied:
+                target = self.partial / name
+                target.parent.mkdir(exist_ok=True)
+                _copy(self.checkpoint.path / name, target)
             _sync_directory(self.partial)
             if self.out.exists():
                 self.out.rmdir()  # it was empty
@@ -299,7 +309,7 @@ def _in_order(records: CheckpointRecords, layer: int, threads: int) -> Iterator[
     """The layer's records, expert by expert; as many as there are threads are made ahead."""
 
     def make(expert: int) -> Bytes:
-        record = aligned_zeros(records.record_layout.nbytes)
+        record = aligned_zeros(records.record_layout_of(layer).nbytes)
         records.load(layer, expert, record)
         return record
 

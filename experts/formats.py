@@ -63,6 +63,14 @@ def format_for_bits(bits: int) -> str:
     raise ValueError(f"no format has {bits} bits per weight; there are {choices}")
 
 
+def mtp_format(name: str) -> str:
+    """The format of an MTP layer in a model whose other layers have format `name`.
+
+    An MTP head of four bits is known to lose most of its acceptance, so eight are the least.
+    """
+    return "q8" if FORMATS[name].weight_bits < 8 else name
+
+
 def quantise(
     weights: npt.NDArray[np.float32], name: str
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:

@@ -20,9 +20,10 @@ from diskmoe.experts.container import (
     experts_name,
     record_name,
 )
+from diskmoe.experts.formats import mtp_format
 from diskmoe.experts.records import own_expert_format
 from diskmoe.experts.safetensors_io import TensorSpec, file_nbytes, read_into
-from diskmoe.experts.tiles import matrix_layout, record_layout
+from diskmoe.experts.tiles import matrix_layout
 
 
 class Manifest:
@@ -51,11 +52,14 @@ class Manifest:
             ffn=plan.ffn,
             n_experts=plan.n_experts,
             layers=tuple(sorted(layer.layer for layer in plan.experts)),
+            mtp_layers=tuple(sorted(layer.layer for layer in plan.experts if layer.mtp)),
             source="",
         )
         self.facts = replace(facts, source=_fingerprint(checkpoint, plan, facts))
-        self.layouts = {t.name: matrix_layout(dense_format, *t.shape) for t in matrices}
-        self._record_nbytes = record_layout(facts.expert_format, plan.hidden, plan.ffn).nbytes
+        self.layouts = {
+            t.name: matrix_layout(mtp_format(dense_format) if t.mtp else dense_format, *t.shape)
+            for t in matrices
+        }
 
     def sizes(self) -> dict[str, int]:
         """{file name: bytes} of all tensor files."""
@@ -68,7 +72,7 @@ class Manifest:
 
     def record_specs(self, layer: int) -> list[TensorSpec]:
         """The tensors of a layer's file."""
-        shape = (self._record_nbytes,)
+        shape = (self.facts.record_layout_of(layer).nbytes,)
         names = (record_name(layer, expert) for expert in range(self.plan.n_experts))
         return [TensorSpec(name, "U8", shape) for name in names]
 
@@ -78,6 +82,7 @@ class Manifest:
         sums = {name: checksums[name] if checksums else "0" * 16 for name in names}
         return {
             **self.facts.metadata(),
+            "expert_format": self.facts.format_of(layer),
             "layers": json.dumps([layer]),
             "checksums": json.dumps(sums, separators=(",", ":")),
         }
@@ -95,6 +100,7 @@ class Manifest:
         return {
             **self.facts.metadata(),
             "layers": json.dumps(list(self.facts.layers)),
+            "mtp_layers": json.dumps(list(self.facts.mtp_layers)),
             "dense_format": self.facts.dense_format,
             "dense": json.dumps(table, separators=(",", ":")),
         }

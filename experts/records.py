@@ -14,7 +14,7 @@ import numpy.typing as npt
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.formats import FORMATS
+from diskmoe.experts.formats import FORMATS, mtp_format
 from diskmoe.experts.reader import DirectMode, FileReader, probe_direct
 from diskmoe.experts.safetensors_io import as_f32, numpy_dtype, shown
 from diskmoe.experts.tiles import Bytes, RecordLayout, pack, record_layout
@@ -109,6 +109,7 @@ class CheckpointRecords:
         fmt = fmt or own_expert_format(checkpoint, plan)
         self.expert_format = fmt
         self.record_layout = record_layout(fmt, plan.hidden, plan.ffn)
+        self._mtp_layout = record_layout(mtp_format(fmt), plan.hidden, plan.ffn)
         self.layers = tuple(self._names)
         self.n_experts = plan.n_experts
         self._checkpoint = checkpoint
@@ -128,6 +129,10 @@ class CheckpointRecords:
             temporary += elements * 4  # f32 copy
         self.scratch_bytes = max(1, io_threads) * temporary
 
+    def record_layout_of(self, layer: int) -> RecordLayout:
+        """How a layer's records lie in their slots; only MTP layers may differ from the others."""
+        return self._mtp_layout if self._names[layer].mtp else self.record_layout
+
     def disk_bytes(self, layer: int, expert: int) -> int:
         return sum(self._checkpoint.info(n).nbytes for n in self._names[layer].names(expert))
 
@@ -137,14 +142,15 @@ class CheckpointRecords:
             if buffer is None:
                 buffer = np.empty(self._buffer_nbytes, np.uint8)
             names = self._names[layer].names(expert)
-            for name, (part, begin, end) in zip(names, self.record_layout.parts(), strict=True):
+            layout = self.record_layout_of(layer)
+            for name, (part, begin, end) in zip(names, layout.parts(), strict=True):
                 weights = self._read(name, buffer, layer, expert)
                 try:
                     pack(weights, part, slot[begin:end])
                 except ValueError as error:
                     info = self._checkpoint.info(name)
                     raise BadModel(f"{info.path}: tensor {shown(name)}: {error}") from None
-            slot[self.record_layout.down_offset + self.record_layout.down.nbytes :] = 0
+            slot[layout.down_offset + layout.down.nbytes :] = 0
         finally:
             self._buffers.put(buffer)
 

@@ -30,7 +30,7 @@ def tune(
     steps: int,
     seed: int,
     budget: int = 1536,
-    rate: float = 1.5e-4,
+    rate: float = 2e-4,
 ) -> dict[str, np.ndarray]:
     """The parts with new deltas and routers."""
     net = sparse_net(dense, parts, top_k)
@@ -70,7 +70,7 @@ def tune(
         for row, text in enumerate(group):
             tokens[row, : len(text.ids)] = torch.from_numpy(text.ids.astype(np.int64))
             counts[row, text.prompt : len(text.ids)] = True
-        now = min(1.0, (step + 1) / 6) * max(0.05, 0.5 * (1 + np.cos(np.pi * step / steps)))
+        now = min(1.0, (step + 1) / 4) * max(0.05, 0.5 * (1 + np.cos(np.pi * step / steps)))
         for part in optimizer.param_groups:
             part["lr"] = part["base"] * now
         hidden = forward(net, tokens[:, :-1])[counts[:, 1:]]
@@ -79,10 +79,10 @@ def tune(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
-        if step % 10 == 9 or step == steps - 1:
-            said = score(net, held) if step % 30 == 29 or step == steps - 1 else ""
+        if step % 5 == 4 or step == steps - 1:
+            said = score(net, held) if step % 20 == 19 or step == steps - 1 else ""
             print(
-                f"tune step {step + 1}/{steps}: loss {np.mean(losses[-10:]):.4f} {said} "
+                f"tune step {step + 1}/{steps}: loss {np.mean(losses[-5:]):.4f} {said} "
                 f"{time.time() - start:.0f} s",
                 flush=True,
             )

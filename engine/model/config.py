@@ -167,7 +167,7 @@ def read_config(raw: object, where: str) -> ModelConfig:
         raise f.wrong("num_key_value_heads", kv_heads, f"a divisor of {heads} attention heads")
     if f.raw.get("head_dim") is None and hidden % heads:
         raise f.wrong("num_attention_heads", heads, f"a divisor of hidden_size {hidden}")
-    head_dim = f.integer("head_dim", 2, MAX_HEAD_DIM, max(2, hidden // heads))
+    head_dim = f.integer("head_dim", 2, MAX_HEAD_DIM, hidden // heads)
     if heads * head_dim > MAX_WIDTH:
         raise f.wrong("head_dim", head_dim, f"heads x head_dim up to {MAX_WIDTH}")
     rope_theta, rope_dims = _rope(f, family, head_dim)

@@ -7,6 +7,7 @@ own shape: norms, biases, and the router, whose small differences decide which e
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.families import FAMILIES, Names
@@ -28,9 +29,9 @@ def tensor_plan(config: ModelConfig, has: Callable[[str], bool] | None = None) -
         dense += _layer(config, names, layer, layer in config.moe_layers)
     experts += [_experts(names, layer) for layer in config.moe_layers]
     for layer in mtp_layers(config, has):
-        dense += _mtp(config, names, layer)
-        dense += _layer(config, names, layer, True)
-        experts.append(_experts(names, layer))
+        tensors = [*_mtp(config, names, layer), *_layer(config, names, layer, True)]
+        dense += [replace(tensor, mtp=True) for tensor in tensors]
+        experts.append(replace(_experts(names, layer), mtp=True))
     return TensorPlan(
         n_layers=config.layers,
         n_experts=config.experts,

@@ -351,3 +351,11 @@ def test_a_checkpoint_that_does_not_fit_its_plan_leaves_nothing_behind(
     assert not out.exists()
     with pytest.raises(BadModel, match="cut off"):
         model.open()
+
+
+def test_templates_in_a_folder_are_copied_too(model: Any, out: Path) -> None:
+    folder = model.path / "additional_chat_templates"
+    folder.mkdir()
+    (folder / "tool_use.jinja").write_text("{{ messages }}")
+    run(model, out)
+    assert (out / folder.name / "tool_use.jinja").read_text() == "{{ messages }}"

@@ -78,3 +78,21 @@ def test_a_config_of_another_model_is_refused(tmp_path, changes, words):
     with pytest.raises(BadModel) as caught:
         verify_container(container, tensor_plan(read_config(container.config, "x")))
     assert words in str(caught.value)
+
+
+def test_the_mtp_layer_is_never_below_int8(tmp_path):
+    _, four = make(tmp_path / "4", "q4", "q4")
+    _, eight = make(tmp_path / "8", "q8", "q8")
+    fine, coarse = Container.open(four), Container.open(eight)
+    for name, expected in (
+        ("model.layers.3.eh_proj.weight", "q8"),
+        ("model.embed_tokens.weight", "q4"),
+    ):
+        layout = fine.dense_layout(name)
+        assert layout is not None and layout.format == expected
+    for layer, equal in ((3, True), (2, False)):
+        for ours, theirs in zip(
+            fine.expert_f32(layer, 5), coarse.expert_f32(layer, 5), strict=True
+        ):
+            assert (ours == theirs).all() == equal
+    fine.verify_checksums()
