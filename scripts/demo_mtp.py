@@ -24,7 +24,7 @@ from torch import Tensor
 
 Q_ROWS, KV_ROWS = HEADS * 64, KV_HEADS * 64
 SOFT = 8  # how many of the main model's probabilities are kept as soft labels
-EXTRA = 1024  # random other tokens in each step's output
+EXTRA = 512  # random other tokens in each step's output
 
 
 class Mtp(torch.nn.Module):
@@ -170,6 +170,8 @@ class Data:
     def __init__(self, net: Net, vocab: Tensor) -> None:
         self.net, self.vocab = net, vocab
         self.head = net.embed[vocab]
+        self.known = np.zeros(VOCAB, dtype=bool)
+        self.known[vocab.numpy()] = True
         self.texts: list[Text] = []
         self.tops: list[np.ndarray] = []
         self.odds: list[np.ndarray] = []
@@ -201,6 +203,8 @@ class Data:
         for row, text in enumerate(texts):
             weight[row, prefix : text.prompt - 2] = 0.3
             weight[row, max(text.prompt - 2, 0) : len(text.ids) - 2] = 1.0
+            # a rare token has no place in the output used here: nothing to learn from it
+            weight[row, : len(text.ids) - 2] *= torch.from_numpy(self.known[text.ids[2:]])
         tops = pad([self.tops[i].astype(np.int64) for i in chosen], torch.long)
         odds = pad([self.odds[i] for i in chosen], torch.float32)
         return nexts, states[:, :-1], states[:, 1:], tops, odds, weight
@@ -275,7 +279,7 @@ def train(
     top_k: int,
     seed: int,
     budget: int = 4096,
-    rate: float = 2e-3,
+    rate: float = 3e-3,
     check: object = None,
 ) -> Mtp:
     """Muon for the matrices, Adam for the rest, cosine rate; returns the averaged layer."""

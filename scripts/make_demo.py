@@ -209,14 +209,16 @@ def stage_heldout(run: Run) -> None:
     print("JSON parsed:", sum(good for _, good in said[1:]), "of", len(said) - 1, flush=True)
 
 
-def occurring(run: Run) -> torch.Tensor:
-    """Ids of the tokens in the calibration text and in all prompts, ascending."""
-    used = np.zeros(VOCAB, dtype=bool)
-    for path in sorted(run.args.work.glob("calib.*.npz")):
-        used[np.load(path)["ids"]] = True
-    for prompt in run.prompts():
-        used[run.tokenizer.encode(prompt, add_special_tokens=False).ids] = True
-    return torch.from_numpy(used.nonzero()[0])
+def occurring(run: Run, often: int = 1) -> torch.Tensor:
+    """Ids, ascending, of the tokens that all text so far holds so often; with 1, also all tokens
+    of the prompts."""
+    used = np.zeros(VOCAB, dtype=np.int64)
+    for path in [*run.args.work.glob("calib.*.npz"), *run.args.work.glob("text.0*.npz")]:
+        used += np.bincount(np.load(path)["ids"], minlength=VOCAB)
+    if often == 1:
+        for prompt in run.prompts():
+            used[run.tokenizer.encode(prompt, add_special_tokens=False).ids] += 1
+    return torch.from_numpy((used >= often).nonzero()[0])
 
 
 def stage_text(run: Run) -> None:
@@ -234,7 +236,7 @@ def stage_mtp(run: Run) -> None:
     if path.exists():
         return
     net = run.sparse(run.dense())
-    data = demo_mtp.Data(net, occurring(run))
+    data = demo_mtp.Data(net, occurring(run, 3))
     held = load_texts(args.work / "held.sparse.npz", states=True)
     begun = demo_mtp.start(net, load_texts(args.work / "text.calib.npz")[::8][:100])
     print(
