@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numba.core.event import Event, Listener, install_listener
 
 from diskmoe.engine.errors import BadModel, BadRequest
@@ -18,6 +19,7 @@ from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
+from diskmoe.engine.model.union import union_of
 from diskmoe.engine.model.weights import dense_bytes
 from diskmoe.engine.stats import current_rss_bytes, peak_rss_bytes
 from diskmoe.experts.budget import MemoryPlan, available_memory, plan_memory, shown_bytes
@@ -157,6 +159,8 @@ def ready_kernels(opened: Opened, say: Say) -> None:
     """Compiles the kernels this model needs, or loads them from Numba's cache on disk."""
     with install_listener("numba:compile", _FirstCompile(say)):
         compile_kernels(opened.kernel_formats)
+        ids = np.zeros((1, 1), np.int32)
+        union_of(ids, 1).selections(ids[0])
 
 
 def memory_plan(opened: Opened, options: Options) -> MemoryPlan:
