@@ -172,6 +172,7 @@ def memory_plan(opened: Opened, options: Options) -> MemoryPlan:
     config = opened.config
     chunk = min(options.prefill_chunk, options.ctx)
     layout = opened.records.record_layout
+    free, where = available_memory()
     return plan_memory(
         None if options.ram_gb is None else int(options.ram_gb * 2**30),
         base_bytes=peak_rss_bytes(),
@@ -184,6 +185,8 @@ def memory_plan(opened: Opened, options: Options) -> MemoryPlan:
         n_experts=config.experts,
         wanted_cap=options.cap,
         context=options.ctx,
+        # the budget is for the whole process, so what it holds already counts as available
+        available=(free + current_rss_bytes(), where),
     )
 
 

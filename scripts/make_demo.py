@@ -162,7 +162,7 @@ def stage_tune(run: Run) -> None:
     texts = [t for p in sorted(args.work.glob("calib.*.npz")) for t in load_texts(p)]
     random.Random(args.seed).shuffle(texts)
     # the last ones, unseen by the split as well, watch over the run
-    texts, held = texts[:-24], texts[-24:]
+    texts, held = [t for t in texts[:-24] if len(t.ids) > t.prompt + 40], texts[-24:]
     parts = tune(
         run.dense(),
         run.parts("split.npz"),
