@@ -1,12 +1,10 @@
 """The public door: load a model, ask it, read what it cost.
 
 from pathlib import Path
-from diskmoe.engine.api import Model, Options
-from diskmoe.engine.sampling import Sampling
+from diskmoe.engine.api import Model, Options, Sampling
 
 with Model.load(Path("models/qwen3-q4"), Options(ram_gb=6)) as model:
-    ids, how = model.encode_prompt("What is a disk?")
-    answer = model.generate(ids, sampling=Sampling(temperature=0), limit=100)
+    answer = model.generate("What is a disk?", sampling=Sampling(temperature=0), limit=100)
     for piece in answer:
         print(piece, end="")
     print(answer.stats.decode.hit_rate)
@@ -18,31 +16,22 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING
 
 import psutil
 
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.engine.loading import (
-    Opened,
-    Options,
-    check_options,
-    json_file,
-    memory_plan,
-    open_model,
-    ready_kernels,
-)
+from diskmoe.engine.loading import Opened, Options, open_model, plan_for, ready_kernels
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.weights import load_dense
 from diskmoe.engine.report import ModelFacts
 from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
-from diskmoe.engine.text.session import TextStream, prepare_prompt
-from diskmoe.engine.text.template import ChatTemplate
-from diskmoe.engine.text.tokenizer import TextTokenizer, collect_stop_ids, load_tokenizer
+from diskmoe.engine.text.session import TextStream
+from diskmoe.engine.text.side import Prompt, TextSide
 from diskmoe.experts.budget import MemoryPlan, shown_bytes
 from diskmoe.experts.pagecache import cached_share
 from diskmoe.experts.store import ExpertStore
@@ -50,9 +39,10 @@ from diskmoe.experts.store import ExpertStore
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Model", "Options", "Prompt", "Run", "Sampling"]
+__all__ = ["Model", "Options", "Prepared", "Prompt", "Run", "Sampling", "prepare"]
 
 WARM_SHARE = 0.1  # of the expert bytes in the page cache; below it a run counts as cold
+Say = Callable[[str], None]
 
 
 def _silent(line: str) -> None:
@@ -72,16 +62,46 @@ def usable_cores() -> tuple[int, str]:
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """A prompt as the model gets it.
+class Prepared:
+    """A model that was opened and found good, with its text side; no weight is in memory."""
 
-    in_chat: the answer begins anew, so a SentencePiece tokenizer's leading space is no part of it;
-    a raw prompt is continued, space and all.
+    opened: Opened
+    text: TextSide
+    options: Options
+
+    def check_prompt(self, ids: Sequence[int]) -> None:
+        """Raises BadRequest when the model cannot be fed these tokens."""
+        check_prompt(ids, self.opened.config.vocab, self.opened.context)
+
+    def plan(self, say: Say = _silent) -> MemoryPlan:
+        """Compiles the kernels and plans the memory. Raises OutOfBudget."""
+        ready_kernels(self.opened, say)
+        return plan_for(self.opened, self.options, say)
+
+    def close(self) -> None:
+        self.opened.records.close()
+
+
+def prepare(path: str | Path, options: Options | None = None, say: Say = _silent) -> Prepared:
+    """Opens a model's headers and text files.
+
+    Args:
+        path: a converted model or a Hugging Face directory.
+        say: gets one line per thing worth knowing.
+
+    Raises:
+        BadModel: one line that names the file and what is wrong with it.
     """
-
-    ids: tuple[int, ...]
-    how: str
-    in_chat: bool
+    options = options or Options()
+    opened = open_model(Path(path), options)
+    for note in opened.notes:
+        say(f"note      {note}")
+    try:
+        text = TextSide.load(opened.path, opened.source.config, opened.config.vocab)
+    except BaseException:
+        opened.records.close()
+        raise
+    return Prepared(opened, text, options)
 
 
 class Model:
@@ -89,64 +109,44 @@ class Model:
 
     def __init__(
         self,
-        opened: Opened,
+        prepared: Prepared,
         memory: MemoryPlan,
         transformer: Transformer,
         store: ExpertStore,
         workers: Workers,
-        options: Options,
     ) -> None:
-        self.config = opened.config
-        self.path = opened.path
+        self.opened = prepared.opened
+        self.text = prepared.text
+        self.options = prepared.options
+        self.config = prepared.opened.config
         self.memory = memory
-        self.options = options
-        self._records = opened.records
+        self.workers = workers
         self._transformer = transformer
         self._store = store
-        self._workers = workers
+        self._runs = 0
         self._closed = False
-        self.tokenizer: TextTokenizer | None = load_tokenizer(opened.path, self.config.vocab)
-        self.template: ChatTemplate | None = ChatTemplate.load(opened.path)
-        generation = json_file(opened.path / "generation_config.json")
-        self.sampling_defaults = _sampling_defaults(generation)
-        self.stop_ids, self.stop_sources = self._find_stops(generation)
-
-    def _find_stops(self, generation: dict[str, Any] | None) -> tuple[frozenset[int], Any]:
-        config = json_file(self.path / "config.json")
-        if self.tokenizer is None:
-            return collect_stop_ids(self.config.vocab, generation, config)
-        return self.tokenizer.stop_ids(
-            generation, config, json_file(self.path / "tokenizer_config.json"), self.template
-        )
 
     @classmethod
-    def load(
-        cls, path: str | Path, options: Options | None = None, say: Callable[[str], None] = _silent
-    ) -> Model:
-        """Opens, plans and loads a model.
+    def load(cls, path: str | Path, options: Options | None = None, say: Say = _silent) -> Model:
+        """Opens, plans and loads a model; see ``prepare`` and ``finish``."""
+        return cls.finish(prepare(path, options, say), say)
 
-        Args:
-            path: a converted model or a Hugging Face directory.
-            say: gets one line per decision that was taken.
+    @classmethod
+    def finish(cls, prepared: Prepared, say: Say = _silent) -> Model:
+        """Plans and loads a prepared model.
 
         Raises:
-            BadModel, OutOfBudget, BadRequest: one line each, before any weight is read where
-                headers can tell.
+            OutOfBudget, BadModel: one line each.
         """
-        options = options or Options()
-        opened = open_model(Path(path), options)
-        for note in [*opened.notes, *check_options(options, opened.config)]:
-            say(f"note      {note}")
-        ready_kernels(opened, say)
-        memory = memory_plan(opened, options)
-        for line in memory.lines():
-            say(f"memory    {line.removeprefix('memory ')}")
-        threads, reason = usable_cores()
-        if options.threads is not None:
-            threads, reason = options.threads, "as set"
-        workers = Workers(threads)
-        store = None
+        opened, options = prepared.opened, prepared.options
+        workers: Workers | None = None
+        store: ExpertStore | None = None
         try:
+            memory = prepared.plan(say)
+            threads, reason = usable_cores()
+            if options.threads is not None:
+                threads, reason = options.threads, "as set"
+            workers = Workers(threads)
             weights = load_dense(opened.source, opened.config, opened.dense_format)
             store = ExpertStore(
                 opened.records,
@@ -155,69 +155,45 @@ class Model:
                 opened.config.experts,
                 options.io_threads,
             )
-            kv = KvCache(opened.config, options.ctx)
+            kv = KvCache(opened.config, opened.context)
             transformer = Transformer(opened.config, weights, store, kv, workers)
-            model = cls(opened, memory, transformer, store, workers, options)
+            model = cls(prepared, memory, transformer, store, workers)
         except BaseException:
-            workers.close()
+            if workers is not None:
+                workers.close()
             if store is not None:
                 store.close()
-            opened.records.close()
+            prepared.close()
             raise
         say(f"model     {model.describe()}")
         say(f"threads   {threads} compute ({reason}), {options.io_threads} reading")
-        say(f"disk      {opened.records.io_mode}")
-        say(f"stops     {model.describe_stops()}")
+        say(f"disk      {opened.io_mode}")
+        say(f"stops     {model.text.describe_stops()}")
         return model
 
     def describe(self) -> str:
-        config = self.config
+        config, records = self.config, self.opened.records
         return (
-            f"{self.path.name}: {config.family}, {config.layers} layers, {config.experts} experts, "
-            f"top-{config.top_k}; experts {self._records.expert_format}, "
-            f"{shown_bytes(self._records.record_layout.nbytes)} each"
+            f"{self.opened.name}: {config.family}, {config.layers} layers, {config.experts} experts, "
+            f"top-{config.top_k}; experts {records.expert_format}, "
+            f"{shown_bytes(records.record_layout.nbytes)} each"
         )
-
-    def describe_stops(self) -> str:
-        if not self.stop_sources:
-            return "no stop token is named by the model: the text ends at NGEN"
-        return "; ".join(f"{token} ({why})" for token, why in self.stop_sources.items())
 
     @property
     def facts(self) -> ModelFacts:
         """What reports say about this model."""
+        records = self.opened.records
         return ModelFacts(
-            name=self.path.name,
+            name=self.opened.name,
             family=self.config.family,
             layers=self.config.layers,
             experts=self.config.experts,
             top_k=self.config.top_k,
-            expert_bytes=self._records.record_layout.nbytes,
-            expert_format=self._records.expert_format,
+            expert_bytes=records.record_layout.nbytes,
+            expert_format=records.expert_format,
             budget_bytes=self.memory.budget_bytes,
             slots_per_layer=self.memory.slots_per_layer,
         )
-
-    def encode_prompt(self, prompt: str, chat: str = "auto", system: str | None = None) -> Prompt:
-        """A prompt's token ids, with the chat template around it or without.
-
-        Args:
-            chat: ``"auto"``, ``"1"`` (chat template) or ``"0"`` (raw text).
-
-        Raises:
-            BadRequest: no tokenizer, no template though one was asked for, an empty prompt.
-        """
-        if self.tokenizer is None:
-            raise BadRequest(
-                f"{self.path} has no tokenizer.json: give the prompt as PROMPT_IDS=1,2,3"
-            )
-        modes = {"auto": "auto", "1": "chat", "0": "raw"}
-        if chat not in modes:
-            raise BadRequest(f"chat is {chat!r}; it must be auto, 1 or 0")
-        mode = cast(Literal["auto", "chat", "raw"], modes[chat])
-        ids, how = prepare_prompt(prompt, mode, self.tokenizer, self.template, system)
-        in_chat = mode == "chat" or (mode == "auto" and self.template is not None)
-        return Prompt(tuple(ids), how, in_chat)
 
     def generate(
         self,
@@ -229,46 +205,60 @@ class Model:
         ignore_eos: bool = False,
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Run:
-        """Starts a run; iterate over it for the text.
+        """Starts a run; iterate over it for the text. A new run ends the one before it.
 
         Args:
-            prompt: what ``encode_prompt`` made, or text for it, or token ids.
+            prompt: what ``TextSide.encode_prompt`` made, or text for it, or token ids.
             limit: most tokens.
             stop: strings that end the text and are not part of it.
             ignore_eos: go on after the model's stop tokens.
 
         Raises:
-            BadRequest: a prompt that cannot be fed.
+            BadRequest: a prompt that cannot be fed; while iterating, when a newer run has begun.
         """
         if self._closed:
             raise BadRequest("the model is closed: load it again")
+        if limit < 1:
+            raise BadRequest(f"limit is {limit}; it must be at least 1")
         if isinstance(prompt, str):
-            prompt = self.encode_prompt(prompt)
+            prompt = self.text.encode_prompt(prompt)
         elif not isinstance(prompt, Prompt):
             prompt = Prompt(tuple(prompt), "given as token ids", in_chat=False)
-        ids = prompt.ids
-        check_prompt(ids, self.config.vocab, self.options.ctx)
-        if stop and self.tokenizer is None:
+        check_prompt(prompt.ids, self.config.vocab, self.opened.context)
+        tokenizer = self.text.tokenizer
+        if stop and tokenizer is None:
             raise BadRequest("a stop string needs a tokenizer, and this model has none")
-        self._transformer.kv.trim(0)
         stats = RunStats(cache_state=self._cache_state())
-        valid = self.config.vocab if self.tokenizer is None else self.tokenizer.valid_mask
+        valid = self.config.vocab if tokenizer is None else tokenizer.valid_mask
+        self._runs += 1
         tokens = decode(
             self._transformer,
-            ids,
+            prompt.ids,
             Sampler(sampling or Sampling(temperature=0.0), valid),
             limit=limit,
-            stop_ids=frozenset() if ignore_eos else self.stop_ids,
+            stop_ids=frozenset() if ignore_eos else self.text.stop_ids,
             prefill_chunk=self.options.prefill_chunk,
             stats=stats,
             on_prefill=on_prefill,
         )
         stream = None
-        if self.tokenizer is not None:
-            stream = TextStream(
-                self.tokenizer, stop, self.tokenizer.leading_space and prompt.in_chat
-            )
-        return Run(tokens, stream, stats)
+        if tokenizer is not None:
+            stream = TextStream(tokenizer, stop, tokenizer.leading_space and prompt.in_chat)
+        return Run(self._alone(tokens, self._runs), stream, stats)
+
+    def _alone(self, tokens: Generator[int, None, None], run: int) -> Generator[int, None, None]:
+        """The tokens of a run for as long as it is the newest: there is one KV cache."""
+        try:
+            while True:
+                if run != self._runs or self._closed:
+                    raise BadRequest("this run was ended by a newer one, or the model was closed")
+                try:
+                    token = next(tokens)
+                except StopIteration:
+                    return
+                yield token
+        finally:
+            tokens.close()
 
     def _cache_state(self) -> str:
         """``warm`` when the hot store or the page cache already holds experts.
@@ -277,9 +267,9 @@ class Model:
         """
         if self._store.counters.misses:
             return "warm"
-        if self._records.io_mode.startswith("O_DIRECT"):
+        if self.opened.io_mode.startswith("O_DIRECT"):
             return "cold"
-        share = cached_share(self._records.files)
+        share = cached_share(self.opened.records.files)
         return "cold" if share is not None and share < WARM_SHARE else "warm"
 
     def close(self) -> None:
@@ -287,9 +277,9 @@ class Model:
         if self._closed:
             return
         self._closed = True
-        self._workers.close()
+        self.workers.close()
         self._store.close()
-        self._records.close()
+        self.opened.records.close()
 
     def __enter__(self) -> Self:
         return self
@@ -316,107 +306,29 @@ class Run:
         return "".join(self._pieces)
 
     def __iter__(self) -> Iterator[str]:
-        try:
-            for token in self._tokens:
-                self.token_ids.append(token)
-                yield from self._piece([token])
-                if self._stream is not None and self._stream.stopped is not None:
-                    self.stats.stop_reason = "stop string"
-                    break
-        finally:
-            reason = self.stats.stop_reason
-            self._tokens.close()
-            self.stats.stop_reason = reason
-        if self._stream is not None:
-            yield from self._kept(self._stream.flush())
+        for token in self._tokens:
+            self.token_ids.append(token)
+            if self._stream is None:
+                continue
+            piece = self._kept(self._stream.push([token]))
+            if self._stream.stopped is not None:
+                self.stop("stop string")
+            if piece:
+                yield piece
+        last = self.rest()
+        if last:
+            yield last
 
-    def _piece(self, ids: list[int]) -> Iterator[str]:
-        if self._stream is not None:
-            yield from self._kept(self._stream.push(ids))
+    def stop(self, reason: str) -> None:
+        """Ends the run early; what was made stays."""
+        self._tokens.close()
+        self.stats.stop_reason = reason
 
-    def _kept(self, piece: str) -> Iterator[str]:
+    def rest(self) -> str:
+        """The text that was held back because a stop string might have begun in it."""
+        return "" if self._stream is None else self._kept(self._stream.flush())
+
+    def _kept(self, piece: str) -> str:
         if piece:
             self._pieces.append(piece)
-            yield piece
-
-
-def plan_model(path: Path, options: Options) -> PlanReport:
-    """The memory plan of a model; headers are read, no weight is."""
-    opened = open_model(path, options)
-    try:
-        ready_kernels(opened, _silent)
-        return PlanReport(opened, memory_plan(opened, options))
-    finally:
-        opened.records.close()
-
-
-class PlanReport:
-    """What ``diskmoe plan`` prints."""
-
-    def __init__(self, opened: Opened, memory: MemoryPlan) -> None:
-        self.opened = opened
-        self.memory = memory
-
-    @property
-    def bytes_per_cold_token(self) -> int:
-        """Disk bytes of one token when no expert is resident."""
-        config, records = self.opened.config, self.opened.records
-        if not config.moe_layers:
-            return 0
-        return config.top_k * sum(records.disk_bytes(layer, 0) for layer in config.moe_layers)
-
-    def lines(self) -> list[str]:
-        config, records = self.opened.config, self.opened.records
-        experts = len(config.moe_layers) * config.experts
-        return [
-            (
-                f"{self.opened.path}: {config.family}, {config.layers} layers, "
-                f"{config.experts} experts, top-{config.top_k}"
-            ),
-            (
-                f"experts {records.expert_format}: {shown_bytes(records.record_layout.nbytes)} "
-                f"each, {experts} in all, {shown_bytes(experts * records.record_layout.nbytes)}"
-            ),
-            *self.memory.lines(),
-            (
-                f"a token reads {shown_bytes(self.bytes_per_cold_token)} from disk when nothing "
-                "is resident"
-            ),
-        ]
-
-    def as_json(self) -> dict[str, Any]:
-        config, records, memory = self.opened.config, self.opened.records, self.memory
-        return {
-            "model": str(self.opened.path),
-            "family": config.family,
-            "layers": config.layers,
-            "experts": config.experts,
-            "top_k": config.top_k,
-            "expert_format": records.expert_format,
-            "expert_bytes": records.record_layout.nbytes,
-            "bytes_per_cold_token": self.bytes_per_cold_token,
-            "memory": {
-                "budget_bytes": memory.budget_bytes,
-                "reason": memory.reason,
-                "base_bytes": memory.request.base_bytes,
-                "dense_bytes": memory.request.dense_bytes,
-                "kv_bytes": memory.request.kv_bytes,
-                "scratch_bytes": memory.request.scratch_bytes,
-                "loader_bytes": memory.request.loader_bytes,
-                "arena_bytes": memory.arena_bytes,
-                "slots_per_layer": memory.slots_per_layer,
-            },
-        }
-
-
-def _sampling_defaults(generation: dict[str, Any] | None) -> dict[str, Any]:
-    """Temperature and filters from generation_config.json, when it asks for sampling at all."""
-    if not generation or generation.get("do_sample") is not True:
-        return {}
-    found = {}
-    for key in ("temperature", "top_k", "top_p", "min_p"):
-        value = generation.get(key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[key] = value
-    found.setdefault("temperature", 1.0)
-    return found
+        return piece

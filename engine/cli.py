@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from diskmoe.engine.errors import BadRequest, DiskMoeError
-from diskmoe.engine.settings import BY_NAME, SETTINGS, Value, did_you_mean, resolve
-
-COMMANDS = ("run", "convert", "plan", "demo-model", "help")
-POSITIONALS = ("CAP", "EXPERT_BITS", "DENSE_BITS")
+from diskmoe.engine.arguments import COMMANDS, run_settings, wants_traceback
+from diskmoe.engine.errors import DiskMoeError
+from diskmoe.engine.settings import SETTINGS
 
 INTRO = """\
 usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
@@ -68,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     _speak_utf8()
     out = _Out()
-    debug = "--debug" in words or os.environ.get("DISKMOE_DEBUG", os.environ.get("DEBUG")) == "1"
+    debug = wants_traceback(words, os.environ)
     try:
         return _dispatch(words, os.environ, out)
     except DiskMoeError as error:
@@ -84,14 +82,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MemoryError:
+        out.say("error: the system has no memory left; set a smaller RAM_GB or CTX")
         if debug:
             traceback.print_exc()
-        out.say("error: the system has no memory left; set a smaller RAM_GB or CTX")
         return 1
     except OSError as error:
+        out.say(f"error: {error.strerror or error}: {error.filename or 'no file named'}")
         if debug:
             traceback.print_exc()
-        out.say(f"error: {error.strerror or error}: {error.filename or 'no file named'}")
+        return 1
+    except Exception as error:  # noqa: BLE001  a bug of ours: one line all the same
+        said = " ".join(str(error).split())[:300]
+        out.say(
+            f"error: internal: {type(error).__name__}: {said}; "
+            "DEBUG=1 shows where: please report it"
+        )
+        if debug:
+            traceback.print_exc()
         return 1
 
 
@@ -106,7 +113,8 @@ def _dispatch(words: list[str], env: Mapping[str, str], out: _Out) -> int:
     if words and words[0] in ("--version", "-V"):
         print(f"diskmoe {metadata.version('diskmoe')}")
         return 0
-    if any(word in ("--help", "-h") for word in words) or words[:1] == ["help"]:
+    ours = words[: words.index("--")] if "--" in words else words
+    if any(word in ("--help", "-h") for word in ours) or words[:1] == ["help"]:
         print(help_text())
         return 0
     command = words[0] if words and words[0] in COMMANDS else "run"
@@ -141,127 +149,6 @@ def _plain(value: Any) -> str:
     return {True: "1", False: "0"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
-def split_words(
-    words: Sequence[str], extra: Mapping[str, bool] | None = None
-) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """Command-line words as (setting texts by name, extra flags by name, positionals).
-
-    Args:
-        words: what stands behind the command.
-        extra: flags of this command alone, ``{"--experts": takes a value}``.
-
-    Raises:
-        BadRequest: an unknown flag (with did-you-mean), or a flag without its value.
-    """
-    by_flag = {setting.flag: setting for setting in SETTINGS}
-    extra = extra or {}
-    texts: dict[str, str] = {}
-    others: dict[str, str] = {}
-    positionals: list[str] = []
-    queue = list(words)
-    while queue:
-        word = queue.pop(0)
-        if word == "--":
-            positionals.extend(queue)
-            break
-        if not word.startswith("--") or word == "-":
-            if word.startswith("-") and len(word) > 1 and not word[1:].isdigit():
-                raise BadRequest(f"unknown option {word}; see diskmoe --help")
-            positionals.append(word)
-            continue
-        flag, equals, value = word.partition("=")
-        if flag in ("--raw", "--chat") and not equals:
-            nxt = queue[0].lower() if queue else ""
-            if flag == "--chat" and nxt in ("auto", "1", "0"):
-                texts["CHAT"] = queue.pop(0)
-            else:
-                texts["CHAT"] = "0" if flag == "--raw" else "1"
-            continue
-        if flag in extra:
-            others[flag] = value if equals else _value_of(flag, queue) if extra[flag] else "1"
-            continue
-        if flag not in by_flag:
-            known = [*by_flag, *extra, "--raw", "--help", "--version"]
-            raise BadRequest(f"unknown option {flag}{did_you_mean(flag, known)}")
-        setting = by_flag[flag]
-        if setting.kind == "" and not equals:
-            texts[setting.name] = "1"
-        else:
-            texts[setting.name] = value if equals else _value_of(flag, queue)
-    return texts, others, positionals
-
-
-def _value_of(flag: str, queue: list[str]) -> str:
-    if not queue:
-        raise BadRequest(f"{flag} needs a value behind it")
-    return queue.pop(0)
-
-
-def run_settings(
-    words: Sequence[str],
-    env: Mapping[str, str],
-    extra: Mapping[str, bool] | None = None,
-    text_positional: str = "PROMPT",
-) -> tuple[dict[str, Value], dict[str, str], list[str]]:
-    """Resolves a command's settings; up to three numbers first, then one text.
-
-    Returns (values, the command's own flags, notes to say).
-    """
-    texts, others, positionals = split_words(words, extra)
-    sources: dict[str, str] = {}
-    numbers: list[str] = []
-    rest: list[str] = []
-    for word in positionals:
-        if not rest and len(numbers) < len(POSITIONALS) and word.lstrip("-").isdigit():
-            numbers.append(word)
-        else:
-            rest.append(word)
-    if text_positional == "MODEL" and not numbers and rest:
-        # 'plan MODEL 8 4 8': the directory comes first, the numbers behind it
-        tail = rest[1:]
-        if len(tail) <= len(POSITIONALS) and all(word.isdigit() for word in tail):
-            numbers, rest = tail, rest[:1]
-    if rest and len(numbers) == len(POSITIONALS) and rest[0].isdigit():
-        raise BadRequest(
-            f"{rest[0]} is a fourth number; CAP EXPERT_BITS DENSE_BITS are three "
-            "(a prompt that is a number goes behind --prompt)"
-        )
-    for name, word in zip(POSITIONALS, numbers, strict=False):
-        if name in texts:
-            raise BadRequest(f"{name} is given twice: {word} as an argument and {texts[name]}")
-        texts[name], sources[name] = word, "argument"
-    if len(rest) > 1:
-        raise BadRequest(_too_many_words(rest))
-    if rest:
-        if text_positional == "PROMPT":
-            _refuse_mistyped_command(rest[0])
-        if text_positional in texts:
-            raise BadRequest(f"{text_positional} is given twice, as an argument and as a flag")
-        texts[text_positional], sources[text_positional] = rest[0], "argument"
-    values, notes = resolve(texts, env, sources)
-    notes += [
-        f"{setting.name} has no effect: {setting.effect}"
-        for setting in SETTINGS
-        if setting.effect and values[setting.name].source != "default"
-    ]
-    return values, others, notes
-
-
-def _too_many_words(rest: Sequence[str]) -> str:
-    hint = did_you_mean(rest[0], COMMANDS)
-    if hint:
-        return f"unknown command {rest[0]}{hint}"
-    return f"too many arguments: {rest[1]!r} is one too many; quote a prompt of several words"
-
-
-def _refuse_mistyped_command(word: str) -> None:
-    if " " in word or len(word) < 3:
-        return
-    hint = did_you_mean(word, COMMANDS)
-    if hint:
-        raise BadRequest(f"unknown command {word}{hint} (a one-word prompt goes behind --prompt)")
-
-
 def run_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:
     from diskmoe.engine import run
 
@@ -286,12 +173,6 @@ def demo_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int
     from diskmoe.engine import make
 
     return make.demo_command(words, env, out.say)
-
-
-def setting_value(values: Mapping[str, Value], name: str) -> Any:
-    """A setting's value by name; the name must be in the table."""
-    assert name in BY_NAME
-    return values[name].value
 
 
 if __name__ == "__main__":

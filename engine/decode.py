@@ -74,15 +74,17 @@ def decode(
     limit: int,
     stop_ids: Collection[int] = (),
     prefill_chunk: int = 256,
+    reused: int = 0,
     stats: RunStats | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
 ) -> Generator[int, None, None]:
     """Yields the tokens that follow a prompt, the stop token among them.
 
     Args:
-        target: the model; its KV cache holds nothing that the prompt does not begin with.
+        target: the model; its KV cache is trimmed to ``reused`` when the first token is asked for.
         prompt_ids: at least one id, fewer than the cache's capacity.
         limit: most tokens to yield.
+        reused: positions at the start of the prompt whose keys and values the cache holds already.
         stop_ids: ids that end the run.
         stats: filled while running; ``stop_reason`` is ``"stop token"``, ``"limit"``,
             ``"context full"`` or, when the caller stops early, ``"stopped"``.
@@ -96,7 +98,8 @@ def decode(
     stats.prompt_tokens = len(prompt_ids)
     stats.stop_reason = "stopped"
     started = time.perf_counter()
-    _prefill(target, prompt_ids, prefill_chunk, stats, on_prefill)
+    target.kv.trim(reused)
+    _prefill(target, prompt_ids, reused, prefill_chunk, stats, on_prefill)
     decode_started = time.perf_counter()
     stops = frozenset(stop_ids)
     pending = int(prompt_ids[-1])
@@ -131,12 +134,12 @@ def _reason_to_stop(
 def _prefill(
     target: Target,
     prompt_ids: Sequence[int],
+    reused: int,
     chunk: int,
     stats: RunStats,
     on_prefill: Callable[[int, int], None] | None,
 ) -> None:
     started = time.perf_counter()
-    reused = target.kv.length
     rows = len(prompt_ids) - 1
     for begin in range(reused, rows, chunk):
         end = min(begin + chunk, rows)

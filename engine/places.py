@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 DEMO_NAME = "demo-model"
+FORMS = ("sparse", "dense")
 
 
 def cache_dir(override: str | None = None) -> Path:

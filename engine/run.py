@@ -12,10 +12,16 @@ from typing import Any
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.places import demo_dir
-from diskmoe.engine.report import report_json, report_lines, settings_lines
+from diskmoe.engine.report import report_json, report_lines, settings_lines, shown
 from diskmoe.engine.settings import Value
 
 Say = Callable[[str], None]
+_SAMPLING_NAMES = (
+    ("TEMP", "temperature"),
+    ("TOP_K", "top_k"),
+    ("TOP_P", "top_p"),
+    ("MIN_P", "min_p"),
+)
 
 
 def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> int:
@@ -33,17 +39,25 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
     values = {**values, "MODEL": Value(str(path), values["MODEL"].source)}
     for line in settings_lines(values, verbose):
         say(line)
-    from diskmoe.engine.api import Model  # after the cheap refusals: it imports Numba
+    from diskmoe.engine.api import Model, prepare  # after the cheap refusals: it imports Numba
 
-    with Model.load(path, options_from(values), say) as model:
-        sampling = _sampling(values, model.sampling_defaults, say)
+    prepared = prepare(path, options_from(values), say)
+    try:
+        sampling, values = _sampling(values, prepared.text.sampling_defaults, say)
         if isinstance(prompt, str):
-            prompt = model.encode_prompt(
+            prompt = prepared.text.encode_prompt(
                 prompt, chat=values["CHAT"].value, system=values["SYSTEM"].value
             )
             say(f"prompt    {len(prompt.ids)} tokens, {prompt.how}")
+            prepared.check_prompt(prompt.ids)
         else:
             say(f"prompt    {len(prompt)} tokens, given as token ids")
+            prepared.check_prompt(prompt)
+    except BaseException:
+        prepared.close()
+        raise
+    with Model.finish(prepared, say) as model:
+        values = _as_decided(values, model)
         result = model.generate(
             prompt,
             sampling=sampling,
@@ -52,43 +66,80 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
             ignore_eos=values["IGNORE_EOS"].value,
             on_prefill=_prefill_progress(say),
         )
-        interrupted = False
-        as_json = values["JSON"].value
-        try:
-            for piece in result:
-                if not as_json:
-                    write(piece)
-        except KeyboardInterrupt:
-            interrupted = True
-            result.stats.stop_reason = "interrupted"
-        has_text = model.tokenizer is not None
-        if as_json:
-            text = result.text if has_text else None
-            report = report_json(result.stats, model.facts, values, result.token_ids, text)
-            write(json.dumps(report, ensure_ascii=False) + "\n")
-        elif not has_text:
-            write(",".join(str(token) for token in result.token_ids) + "\n")
-        elif sys.stdout.isatty():
-            write("\n")
-        if values["STATS"].value:
-            for line in report_lines(result.stats, model.facts):
-                say(line)
+        interrupted = not _stream(result, None if values["JSON"].value else write)
+        _finish(model, result, values, say, write)
     return 130 if interrupted else 0
+
+
+def _stream(result: Any, write: Say | None) -> bool:
+    """Writes the text as it comes; False when Ctrl-C ended it, with all that was made kept."""
+    try:
+        for piece in result:
+            if write:
+                write(piece)
+    except KeyboardInterrupt:
+        result.stop("interrupted")
+        held = result.rest()
+        if held and write:
+            write(held)
+        return False
+    return True
+
+
+def _finish(model: Any, result: Any, values: Mapping[str, Value], say: Say, write: Say) -> None:
+    """What stands on stdout behind the text, and the report."""
+    has_text = model.text.tokenizer is not None
+    if values["JSON"].value:
+        text = result.text if has_text else None
+        report = report_json(result.stats, model.facts, values, result.token_ids, text)
+        write(json.dumps(report, ensure_ascii=False) + "\n")
+    elif not has_text:
+        write(",".join(str(token) for token in result.token_ids) + "\n")
+    elif sys.stdout.isatty():
+        write("\n")
+    if values["STATS"].value:
+        for line in report_lines(result.stats, model.facts):
+            say(line)
+
+
+def _as_decided(values: Mapping[str, Value], model: Any) -> dict[str, Value]:
+    """The settings with what was decided for those that nobody gave."""
+    decided = {
+        "CTX": model.opened.context,
+        "CAP": model.memory.slots_per_layer,
+        "RAM_GB": round(model.memory.budget_bytes / 2**30, 3),
+        "THREADS": model.workers.n_threads,
+    }
+    filled = dict(values)
+    for name, value in decided.items():
+        if values[name].value is None:
+            filled[name] = Value(value, "auto")
+    return filled
 
 
 def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     """Prints what a run would put where in memory; reads headers only."""
-    from diskmoe.engine.api import plan_model
+    path = _model_path(values, say)
+    from diskmoe.engine.api import prepare
+    from diskmoe.engine.plan import PlanReport
 
     for note in notes:
         say(f"note      {note}")
-    path = _model_path(values, say)
-    report = plan_model(path, options_from(values))
+    prepared = prepare(path, options_from(values), say)
+    try:
+        # the plan goes to stdout, whole; on stderr only a first compilation is told
+        report = PlanReport(prepared, prepared.plan(_only_kernels(say)))
+    finally:
+        prepared.close()
     if values["JSON"].value:
         print(json.dumps(report.as_json(), ensure_ascii=False))
     else:
         print("\n".join(report.lines()))
     return 0
+
+
+def _only_kernels(say: Say) -> Say:
+    return lambda line: None if line.startswith("memory") else say(line)
 
 
 def options_from(values: Mapping[str, Value]) -> Any:
@@ -116,6 +167,8 @@ def _prompt(values: Mapping[str, Value]) -> str | tuple[int, ...]:
             raise BadRequest("give PROMPT or PROMPT_IDS, not both")
         return ids
     if text is not None:
+        if not text.strip():
+            raise BadRequest(f"the prompt ({values['PROMPT'].source}) is empty")
         return text
     if sys.stdin is None or sys.stdin.isatty():
         raise BadRequest(
@@ -128,7 +181,7 @@ def _prompt(values: Mapping[str, Value]) -> str | tuple[int, ...]:
         raise BadRequest(f"stdin is not UTF-8 text: byte {error.start} of {len(raw)}") from None
     if not text.strip():
         raise BadRequest("the prompt on stdin is empty")
-    return text
+    return text.removesuffix("\n").removesuffix("\r")  # echo's newline is no part of a question
 
 
 def _model_path(values: Mapping[str, Value], say: Say) -> Path:
@@ -137,6 +190,10 @@ def _model_path(values: Mapping[str, Value], say: Say) -> Path:
         return Path(given).expanduser()
     demo = demo_dir(values["CACHE_DIR"].value)
     if demo.is_dir():
+        from diskmoe.engine.demo import is_current
+
+        if not is_current(demo):
+            say("note      the demo model is of another version; 'diskmoe demo-model' renews it")
         return demo
     if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
         say("No model was given and the demo model is not here yet.")
@@ -151,52 +208,35 @@ def _model_path(values: Mapping[str, Value], say: Say) -> Path:
     )
 
 
-def _sampling(values: Mapping[str, Value], defaults: Mapping[str, Any], say: Say) -> Any:
+def _sampling(
+    values: Mapping[str, Value], defaults: Mapping[str, Any], say: Say
+) -> tuple[Any, dict[str, Value]]:
+    """How to sample, and the settings with what the model or we decided."""
     from diskmoe.engine.sampling import Sampling
 
-    chosen = {}
-    for setting, key in (
-        ("TEMP", "temperature"),
-        ("TOP_K", "top_k"),
-        ("TOP_P", "top_p"),
-        ("MIN_P", "min_p"),
-    ):
-        value = values[setting].value
-        if value is not None:
-            chosen[key] = value
-        elif key in defaults and values["TEMP"].value is None:
-            chosen[key] = defaults[key]
-    seed = values["SEED"].value
-    if seed is None:
-        seed = secrets.randbits(32)  # drawn here so that it can be told
-    sampling = Sampling(**chosen, seed=seed)
-    origin = (
-        "as set"
-        if values["TEMP"].value is not None
-        else ("the model's own defaults" if defaults else "default")
-    )
-    say(f"sampling  {_describe(sampling)} ({origin})")
-    if sampling.temperature == 0:
-        given = [
-            name for name in ("TOP_K", "TOP_P", "MIN_P", "SEED") if values[name].source != "default"
-        ]
-        if given:
-            say(f"note      {', '.join(given)} has no effect: greedy takes the likeliest token")
-    return sampling
-
-
-def _describe(sampling: Any) -> str:
-    if sampling.temperature == 0:
-        return "greedy"
-    parts = [f"temperature {sampling.temperature:g}"]
-    if sampling.top_k:
-        parts.append(f"top-k {sampling.top_k}")
-    if sampling.top_p < 1:
-        parts.append(f"top-p {sampling.top_p:g}")
-    if sampling.min_p > 0:
-        parts.append(f"min-p {sampling.min_p:g}")
-    parts.append(f"seed {sampling.seed}")
-    return ", ".join(parts)
+    filled = dict(values)
+    for name, key in _SAMPLING_NAMES:
+        if values[name].value is None and key in defaults:
+            filled[name] = Value(defaults[key], "generation_config.json")
+    if filled["TEMP"].value is None:
+        filled["TEMP"] = Value(0.0, "auto")
+    greedy = filled["TEMP"].value == 0
+    if filled["SEED"].value is None and not greedy:
+        filled["SEED"] = Value(secrets.randbits(32), "auto")  # drawn here so that it can be told
+    chosen = {
+        key: filled[name].value for name, key in _SAMPLING_NAMES if filled[name].value is not None
+    }
+    sampling = Sampling(**chosen, seed=filled["SEED"].value)
+    given = [name for name in ("TOP_K", "TOP_P", "MIN_P", "SEED") if values[name].value is not None]
+    if greedy and given:
+        say(f"note      {', '.join(given)} has no effect: greedy takes the likeliest token")
+    parts = [
+        f"{name}={shown(filled[name].value)} ({filled[name].source})"
+        for name in ("TEMP", "TOP_K", "TOP_P", "MIN_P", "SEED")
+        if filled[name].value is not None and not (greedy and name != "TEMP")
+    ]
+    say("sampling  " + ("greedy, " if greedy else "") + ", ".join(parts))
+    return sampling, filled
 
 
 def _stop_strings(values: Mapping[str, Value]) -> tuple[str, ...]:

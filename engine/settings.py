@@ -99,6 +99,7 @@ class Setting:
     kind: str = "VALUE"  # what stands behind the flag in the help; "" for a switch
     group: str = "run"
     effect: str = ""  # why it changes nothing in this version; "" for settings that work
+    bare: bool = True  # False: the bare name belongs to others, only DISKMOE_<NAME> is read
 
     @property
     def flag(self) -> str:
@@ -111,7 +112,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("MODEL", _text, None, "model directory; without it the demo model", "DIR", "what"),
     Setting("PROMPT", _text, None, "the prompt; else the argument, else stdin", "TEXT", "what"),
     Setting("PROMPT_IDS", _token_ids, None, "the prompt as token ids: 1,2,3", "IDS", "what"),
-    Setting("SYSTEM", _text, None, "system message for the chat template", "TEXT", "what"),
+    Setting("SYSTEM", _text, None, "system message of a chat", "TEXT", "what", bare=False),
     Setting(
         "CHAT",
         _choice("auto", "1", "0"),
@@ -128,7 +129,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("TOP_P", _number(0, 1), None, "keep this share of probability", "P", "sampling"),
     Setting("MIN_P", _number(0, 1), None, "drop below this share of the best", "P", "sampling"),
     Setting("SEED", _integer(0, 2**63 - 1), None, "makes sampling repeatable", "N", "sampling"),
-    Setting("CTX", _integer(2, 10_000_000), 4096, "positions of the KV cache", "N", "memory"),
+    Setting(
+        "CTX",
+        _integer(2, 10_000_000),
+        None,
+        "positions of the KV cache; else 4096, or what the model has",
+        "N",
+        "memory",
+    ),
     Setting("RAM_GB", _number(0.01, 100_000), None, "memory budget in GiB", "GB", "memory"),
     Setting(
         "CAP",
@@ -175,9 +183,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("STATS", _switch, True, "the report at the end", "0|1", "output"),
     Setting("JSON", _switch, False, "one JSON object on stdout in place of the text", "", "output"),
-    Setting("VERBOSE", _switch, False, "every setting and where it comes from", "", "output"),
+    Setting("VERBOSE", _switch, False, "all settings and sources", "", "output", bare=False),
     Setting("DEBUG", _switch, False, "a traceback with an error", "", "output"),
-    Setting("CACHE_DIR", _text, None, "where the demo model is kept", "DIR", "output"),
+    Setting("CACHE_DIR", _text, None, "home of the demo model", "DIR", "output", bare=False),
 )
 
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
@@ -185,12 +193,8 @@ BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 # Bare names that mean something else on some systems; only the prefixed form is sure to be ours.
 _FOREIGN = {
     "TEMP": "is a directory on Windows",
-    "PROMPT": "is the command prompt's own template on Windows",
-    "CACHE_DIR": "belongs to other programs",
-    "DEBUG": "belongs to other programs",
-    "VERBOSE": "belongs to other programs",
-    "SYSTEM": "belongs to other programs",
-    "JSON": "belongs to other programs",
+    "DEBUG": "belongs to other programs too",
+    "JSON": "belongs to other programs too",
 }
 
 
@@ -243,20 +247,31 @@ def _resolve_one(
     if PREFIX + name in env:
         source = f"env {PREFIX}{name}"
         return Value(_parsed(setting, env[PREFIX + name], source), source)
-    text = env.get(name)
-    if text is None or (text == "" and setting.name not in ("PROMPT", "SYSTEM")):
-        return Value(setting.default, "default")
-    if name == "PROMPT" and text == "$P$G":
-        notes.append("PROMPT=$P$G is the shell's own and was ignored")
+    text = env.get(name) if setting.bare else None
+    if not text:
         return Value(setting.default, "default")
     source = f"env {name}"
-    if name in _FOREIGN:
-        try:
-            return Value(setting.parse(text), source)
-        except ValueError:
-            notes.append(f"{name}={text!r} was ignored: the name {_FOREIGN[name]}")
-            return Value(setting.default, "default")
+    foreign = _FOREIGN.get(name, "")
+    if name == "PROMPT" and text == "$P$G":
+        foreign = "is the command prompt's own template on Windows"
+    elif foreign and _is_ours(setting, text):
+        foreign = ""
+    if foreign:
+        notes.append(f"{name}={text!r} was ignored: the name {foreign}")
+        return Value(setting.default, "default")
     return Value(_parsed(setting, text, source), source)
+
+
+def _is_ours(setting: Setting, text: str) -> bool:
+    """Whether a value under a shared name was meant for us: a number, even one out of range."""
+    try:
+        float(text)
+    except ValueError:
+        try:
+            setting.parse(text)
+        except ValueError:
+            return False
+    return True
 
 
 def _parsed(setting: Setting, text: str, source: str) -> Any:
@@ -283,5 +298,6 @@ def settings_table() -> str:
         flag = f"`{setting.flag}{kind}`".replace("|", "\\|")
         note = " (no effect in this version)" if setting.effect else ""
         text = setting.help.replace("|", "\\|")
-        rows.append(f"| `{setting.name}` | {flag} | {default} | {text}{note} |")
+        name = setting.name if setting.bare else PREFIX + setting.name
+        rows.append(f"| `{name}` | {flag} | {default} | {text}{note} |")
     return "\n".join(rows)

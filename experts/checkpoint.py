@@ -9,7 +9,7 @@ agree; a tensor's bytes are read when asked for, in row blocks where a whole mat
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,7 +61,6 @@ class ExpertTensors:
     up: str  # (ffn, hidden)
     down: str  # (hidden, ffn)
     mtp: bool = False  # of an MTP layer: never below int8
-    fused: None = None  # room for "out_major" and "in_major" three-dimensional tensors
 
     def names(self, expert: int) -> tuple[str, str, str]:
         """The names of gate, up, down of one expert."""
@@ -80,6 +79,19 @@ class TensorPlan:
     ffn: int
     dense: tuple[DenseTensor, ...]
     experts: tuple[ExpertTensors, ...]
+
+    @property
+    def n_tensors(self) -> int:
+        return len(self.dense) + 3 * len(self.experts) * self.n_experts
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, shape) of every tensor, one by one: a config.json may claim any number."""
+        for tensor in self.dense:
+            yield tensor.name, tensor.shape
+        inner, down = (self.ffn, self.hidden), (self.hidden, self.ffn)
+        for layer in self.experts:
+            for expert in range(self.n_experts):
+                yield from zip(layer.names(expert), (inner, inner, down), strict=True)
 
 
 class Checkpoint:
@@ -138,16 +150,22 @@ class Checkpoint:
         return rows if info.dtype == "BF16" else as_f32(rows, info.dtype)
 
     def pack(self, name: str, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
-        """The matrix packed as `layout`, u8 (nbytes,), with about 32 MiB of temporaries."""
+        """The matrix packed as `layout`, u8 (nbytes,).
+
+        Takes at most 2 * ROW_BLOCK_BYTES beside `out`, as long as 16 rows are no larger than a
+        block (up to 262,144 columns).
+        """
         info = self._float_info(name)
         if info.shape != (layout.rows, layout.cols):
             raise BadModel(self._wrong_shape(info, (layout.rows, layout.cols)))
         out = checked_out(layout.nbytes, out)
         block = max(ROW_BLOCK_BYTES // (4 * layout.cols) // TILE, 1) * TILE
         for begin in range(0, layout.rows, block):
-            rows = self.rows(name, begin, min(begin + block, layout.rows))
+            # not bound to a name: a block's rows are gone before the next ones are read
             try:
-                pack_rows(rows, layout, begin, out)
+                pack_rows(
+                    self.rows(name, begin, min(begin + block, layout.rows)), layout, begin, out
+                )
             except ValueError as error:
                 raise BadModel(f"{info.path}: tensor {shown(name)}: {error}") from None
         out[layout.used_nbytes :] = 0
@@ -155,20 +173,14 @@ class Checkpoint:
 
     def verify(self, plan: TensorPlan) -> None:
         """Every planned tensor is there, in a float type and of the right shape, or BadModel."""
-        needed = [(tensor.name, tensor.shape) for tensor in plan.dense]
-        inner, down = (plan.ffn, plan.hidden), (plan.hidden, plan.ffn)
-        for layer in plan.experts:
-            for expert in range(plan.n_experts):
-                needed += zip(layer.names(expert), (inner, inner, down), strict=True)
-        missing = [name for name, _ in needed if name not in self._infos]
-        if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        missing = next((name for name, _ in plan.tensors() if name not in self._infos), None)
+        if missing is not None:
             raise BadModel(
-                f"{self.path}: tensor {shown(missing[0])}{_layer_of(missing[0])} is missing{more}; "
-                f"config.json asks for {len(needed)} tensors, the {len(self.files)} safetensors "
+                f"{self.path}: tensor {shown(missing)}{_layer_of(missing)} is missing; "
+                f"config.json asks for {plan.n_tensors} tensors, the {len(self.files)} safetensors "
                 f"files have {len(self._infos)}: fetch the model again, or config.json is not its"
             )
-        for name, shape in needed:
+        for name, shape in plan.tensors():
             info = self._float_info(name)
             if info.shape != tuple(shape):
                 raise BadModel(self._wrong_shape(info, shape))

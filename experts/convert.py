@@ -3,7 +3,8 @@
 The rule of this file: work goes to ``OUT.partial``, file by file, each under a temporary name until
 it is whole and on the disk; at the end the directory gets its name. Whatever stops a conversion,
 the same command goes on after the last whole file, and the bytes come out the same. Experts pass
-through memory one by one, matrices in blocks of rows.
+through memory one by one, matrices in blocks of rows. One process at a time works there: it holds
+the directory's lock.
 """
 
 import contextlib
@@ -11,16 +12,12 @@ import errno
 import os
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, TensorPlan
+from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import (
     DENSE_NAME,
     Container,
@@ -32,15 +29,17 @@ from diskmoe.experts.container import (
     read_facts,
     record_name,
 )
-from diskmoe.experts.errors import BadModel, DiskFull
+from diskmoe.experts.errors import BadModel, BadOutput, DiskFull, WriteFailed
+from diskmoe.experts.lockfile import LOCK_NAME, locked
 from diskmoe.experts.manifest import Manifest
+from diskmoe.experts.pieces import in_order, packed_parts
 from diskmoe.experts.records import CheckpointRecords
 from diskmoe.experts.safetensors_io import (
     SafetensorsWriter,
     read_header,
     shown,
 )
-from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, aligned_zeros, matrix_layout, pack
+from diskmoe.experts.tiles import Bytes
 
 # What a model directory has beside tensors (glob patterns). config.json comes last: it makes a
 # directory a model.
@@ -62,6 +61,19 @@ COPIED = (
     "NOTICE",
     "config.json",
 )
+
+_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_UNUSABLE = {  # what is wrong with the place that was named, rather than with its disk
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.ENOTEMPTY,
+    errno.EPERM,
+    errno.EROFS,
+}
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is being written
 
@@ -90,24 +102,30 @@ def convert(
     """Write the container `out_dir`. A format of None keeps the checkpoint's own precision.
 
     Raises BadModel for a checkpoint that does not fit its plan and for an `out_dir` that is
-    somebody else's (nothing is left behind then), DiskFull when the disk is too small (what is
-    written is kept), ReadFailed when the checkpoint cannot be read.
+    somebody else's (nothing is left behind then), BadOutput when it cannot be written or another
+    process is converting into it, DiskFull when the disk is too small and WriteFailed when it
+    refuses (what is whole is kept), ReadFailed when the checkpoint cannot be read.
     """
     begin = time.perf_counter()
     out = Path(out_dir)
     checkpoint.verify(plan)
     manifest = Manifest(checkpoint, plan, expert_format, dense_format)
     job = _Job(checkpoint, manifest, out, progress)
-    if _is_done(out, manifest.facts):
-        return job.summary(time.perf_counter() - begin, kept=job.total_nbytes)
-    job.look_at_partial()
-    try:
-        job.run(max(1, threads))
-    except DiskFull:
-        raise
-    except BadModel:
-        job.remove_partial()  # these weights will never make a container
-        raise
+    with job.disk_errors():
+        if _is_done(out, manifest.facts):
+            return job.summary(time.perf_counter() - begin, kept=job.total_nbytes)
+    with job.alone():
+        with job.disk_errors():
+            if _is_done(out, manifest.facts):  # by the process that had the lock before
+                return job.summary(time.perf_counter() - begin, kept=job.total_nbytes)
+            job.look_at_partial()
+        try:
+            job.run(max(1, threads))
+        except DiskFull:
+            raise
+        except BadModel:
+            job.remove_partial()  # these weights will never make a container
+            raise
     return job.summary(time.perf_counter() - begin, kept=job.kept_nbytes)
 
 
@@ -161,13 +179,23 @@ class _Job:
             self.out, facts.expert_format, facts.dense_format, self.total_nbytes, kept, seconds
         )
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make the partial directory and hold its lock. When left, an empty one is removed."""
+        with contextlib.ExitStack() as stack:
+            with self.disk_errors():
+                if self.partial.exists() and not self.partial.is_dir():
+                    raise BadOutput(f"{self.partial}: is in the way; remove it")
+                self.partial.mkdir(parents=True, exist_ok=True)
+                stack.callback(_remove_empty, self.partial)
+                # once the work is done the lock lies in the directory's final place
+                stack.enter_context(locked(self.partial, moved_to=self.out))
+            yield
+
     def look_at_partial(self) -> None:
         """Find the whole files of an earlier run; BadModel when the directory is not of this job."""
-        if not self.partial.exists():
-            return
-        if not self.partial.is_dir():
-            raise BadModel(f"{self.partial}: is in the way; remove it")
-        ours = {*self.sizes, *COPIED, *(Path(name).parts[0] for name in self.copied)}
+        ours = {*self.sizes, *COPIED, LOCK_NAME}
+        ours |= {Path(name).parts[0] for name in self.copied}
         for entry in sorted(self.partial.iterdir()):
             if entry.name.removesuffix(".tmp") not in ours:
                 raise BadModel(
@@ -201,25 +229,24 @@ class _Job:
         for name in {*self.sizes, *self.copied}:
             for path in (self.partial / name, self.partial / (name + ".tmp")):
                 path.unlink(missing_ok=True)
-        folders = {(self.partial / name).parent for name in self.copied} | {self.partial}
-        for folder in sorted(folders, reverse=True):  # the innermost first
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        for folder in {(self.partial / name).parent for name in self.copied} - {self.partial}:
+            _remove_empty(folder)
 
     def run(self, threads: int) -> None:
         """Write what is missing, then give the directory its name."""
-        with self._disk_errors():
-            self.partial.mkdir(parents=True, exist_ok=True)
-        self._check_room()
+        with self.disk_errors():
+            self._check_room()
         self._done_nbytes = self.kept_nbytes
         plan, fmt = self.manifest.plan, self.manifest.facts.expert_format
         with closing(CheckpointRecords(self.checkpoint, plan, fmt, threads)) as records:
             for layer in self.manifest.facts.layers:
                 if experts_name(layer) not in self.kept:
-                    self._write_layer(layer, _in_order(records, layer, threads))
+                    # closed before the records are: its threads read their files
+                    with closing(in_order(records, layer, threads)) as made:
+                        self._write_layer(layer, made)
         if DENSE_NAME not in self.kept:
             self._write_dense()
-        with self._disk_errors():
+        with self.disk_errors():
             for name in self.copied:
                 target = self.partial / name
                 target.parent.mkdir(exist_ok=True)
@@ -248,15 +275,21 @@ class _Job:
         return sum(size for name, size in self.sizes.items() if name not in there)
 
     @contextmanager
-    def _disk_errors(self, temporary: Path | None = None) -> Iterator[None]:
+    def disk_errors(self, temporary: Path | None = None) -> Iterator[None]:
         """OSError -> one line that says where the partial output is and what it still needs."""
         try:
             yield
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
-                raise DiskFull(
-                    f"{self.partial}: cannot be written: {error.strerror or error}; what is whole "
-                    "is kept, run the same command again to go on"
+            place, reason = error.filename or self.partial, error.strerror or error
+            if error.errno in _UNUSABLE:
+                raise BadOutput(
+                    f"{place}: cannot be used for the output: {reason}; mend that, or name another "
+                    "directory"
+                ) from error
+            if error.errno not in _FULL:
+                raise WriteFailed(
+                    f"{place}: cannot be written: {reason}; check the disk and run the same "
+                    f"command again, what is whole in {self.partial} is kept"
                 ) from error
             if temporary is not None:
                 with contextlib.suppress(OSError):
@@ -273,7 +306,7 @@ class _Job:
         path = self.partial / experts_name(layer)
         specs, sums = self.manifest.record_specs(layer), {}
         with (
-            self._disk_errors(path.with_name(path.name + ".tmp")),
+            self.disk_errors(path.with_name(path.name + ".tmp")),
             closing(SafetensorsWriter(path, specs, self.manifest.metadata(layer))) as writer,
         ):
             for expert, record in enumerate(records):
@@ -286,11 +319,11 @@ class _Job:
         path = self.partial / DENSE_NAME
         specs, metadata = self.manifest.dense_specs(), self.manifest.dense_metadata()
         with (
-            self._disk_errors(path.with_name(path.name + ".tmp")),
+            self.disk_errors(path.with_name(path.name + ".tmp")),
             closing(SafetensorsWriter(path, specs, metadata)) as writer,
         ):
             for name, layout in self.manifest.layouts.items():
-                for part in _packed_parts(self.checkpoint, name, layout):
+                for part in packed_parts(self.checkpoint, name, layout):
                     writer.write(part)
                     self._advance(part.nbytes, name)
             for tensor in self.manifest.vectors:
@@ -305,48 +338,9 @@ class _Job:
             self._progress(self._done_nbytes, self.total_nbytes, what)
 
 
-def _in_order(records: CheckpointRecords, layer: int, threads: int) -> Iterator[Bytes]:
-    """The layer's records, expert by expert; as many as there are threads are made ahead."""
-
-    def make(expert: int) -> Bytes:
-        record = aligned_zeros(records.record_layout_of(layer).nbytes)
-        records.load(layer, expert, record)
-        return record
-
-    made: deque[Future[Bytes]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="diskmoe-convert") as pool:
-        try:
-            for expert in range(records.n_experts):
-                made.append(pool.submit(make, expert))
-                if len(made) > threads:
-                    yield made.popleft().result()
-            while made:
-                yield made.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _packed_parts(checkpoint: Checkpoint, name: str, layout: MatrixLayout) -> Iterator[Bytes]:
-    """The bytes of `Checkpoint.pack`, in pieces: tiles lie one after another, scales behind them."""
-    block = max(ROW_BLOCK_BYTES // (4 * layout.cols) // TILE, 1) * TILE
-    scales: list[Bytes] = []
-    written = 0
-    for begin in range(0, layout.rows, block):
-        rows = checkpoint.rows(name, begin, min(begin + block, layout.rows))
-        part_layout = matrix_layout(layout.format, *rows.shape)
-        try:
-            part = pack(rows, part_layout)
-        except ValueError as error:
-            path = checkpoint.info(name).path
-            raise BadModel(f"{path}: tensor {shown(name)} from row {begin} on: {error}") from None
-        data, part_scales = part_layout.sections(part)
-        scales.append(part_scales)
-        yield data
-        written += data.nbytes
-    for part_scales in scales:
-        yield part_scales
-        written += part_scales.nbytes
-    yield np.zeros(layout.nbytes - written, np.uint8)
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -19,6 +19,16 @@ class DiskFull(BadModel):
     """A conversion ran out of disk; what is written already is kept and can be resumed."""
 
 
+class WriteFailed(DiskMoeError):
+    """The disk refused to take bytes, for another reason than being full."""
+
+    exit_code = 1
+
+
+class BadOutput(DiskMoeError):
+    """The place named for output cannot be used: read-only, no directory, or taken."""
+
+
 class OutOfBudget(DiskMoeError):
     """The memory budget cannot hold what must be resident."""
 

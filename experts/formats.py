@@ -103,15 +103,32 @@ def dequantise(
 
 
 def round_to_bf16(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """f32 -> the bits of the nearest bf16 (ties to even), same shape; NaN stays NaN."""
-    bits = np.ascontiguousarray(weights, dtype=np.float32).view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
-    return np.where(np.isnan(weights), ((bits >> 16) | 0x40).astype(np.uint16), rounded)
+    """f32 -> the bits of the nearest bf16 (ties to even), same shape; NaN stays NaN.
+
+    No memory is taken beside the result when `weights` are contiguous.
+    """
+    flat = np.ascontiguousarray(weights, dtype=np.float32).reshape(-1)
+    rounded = np.empty(flat.shape, np.uint16)
+    _round_to_bf16(flat.view(np.uint32), rounded)
+    return rounded.reshape(weights.shape)
 
 
 def widen_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    """The bits of bf16 numbers -> the same numbers in f32."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    """The bits of bf16 numbers -> the same numbers in f32, with no memory beside the result."""
+    wide = bits.astype(np.uint32)
+    wide <<= np.uint32(16)
+    return wide.view(np.float32)
+
+
+@njit(cache=True, nogil=True)
+def _round_to_bf16(bits, out):  # pragma: no cover - compiled
+    """bits u32 (n,) of f32 -> out u16 (n,) of the nearest bf16; NaN is kept, as a quiet one."""
+    for i in range(len(bits)):
+        wide = np.int64(bits[i])
+        if wide & 0x7FFFFFFF > 0x7F800000:
+            out[i] = (wide >> 16) | 0x40
+        else:
+            out[i] = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.formats import FORMATS, mtp_format
+from diskmoe.experts.formats import mtp_format
 from diskmoe.experts.reader import DirectMode, FileReader, probe_direct
 from diskmoe.experts.safetensors_io import as_f32, numpy_dtype, shown
-from diskmoe.experts.tiles import Bytes, RecordLayout, pack, record_layout
+from diskmoe.experts.tiles import Bytes, RecordLayout, pack, packing_bytes, record_layout
 
 
 class RecordSource(Protocol):
@@ -115,19 +115,29 @@ class CheckpointRecords:
         self._checkpoint = checkpoint
         self._reader = FileReader()
         self.io_mode = "plain reads: tensors of a checkpoint are not aligned"
-        infos = [checkpoint.info(n) for layer in plan.experts for n in layer.names(0)]
         self.files = tuple(header.path for header in checkpoint.files)
-        self._buffer_nbytes = max((info.nbytes for info in infos), default=0)
+        infos = (
+            checkpoint.info(name)
+            for layer in plan.experts
+            for expert in range(plan.n_experts)
+            for name in layer.names(expert)
+        )
+        widest = {info.dtype: info.nbytes for info in infos}  # a matrix has hidden * ffn elements
+        self._buffer_nbytes = max(widest.values(), default=0)
         self._buffers: queue.LifoQueue[Bytes | None] = queue.LifoQueue()
         for _ in range(max(1, io_threads)):
             self._buffers.put(None)  # made at first use
-        elements = plan.hidden * plan.ffn
-        temporary = self._buffer_nbytes
-        if FORMATS[fmt].quantised:
-            temporary += elements * 5 + elements // 16  # f32 copy, values i8, scales
-        elif any(info.dtype != {"bf16": "BF16", "f32": "F32"}[fmt] for info in infos):
-            temporary += elements * 4  # f32 copy
-        self.scratch_bytes = max(1, io_threads) * temporary
+        layouts = (*self.record_layout.parts(), *self._mtp_layout.parts())
+        temporary = max(
+            (
+                packing_bytes(part, dtype == "BF16")
+                + (plan.hidden * plan.ffn * 4 if dtype == "F16" else 0)  # its f32 copy
+                for dtype in widest
+                for part, _, _ in layouts
+            ),
+            default=0,
+        )
+        self.scratch_bytes = max(1, io_threads) * (self._buffer_nbytes + temporary)
 
     def record_layout_of(self, layer: int) -> RecordLayout:
         """How a layer's records lie in their slots; only MTP layers may differ from the others."""
@@ -144,9 +154,9 @@ class CheckpointRecords:
             names = self._names[layer].names(expert)
             layout = self.record_layout_of(layer)
             for name, (part, begin, end) in zip(names, layout.parts(), strict=True):
-                weights = self._read(name, buffer, layer, expert)
                 try:
-                    pack(weights, part, slot[begin:end])
+                    # not bound to a name: one matrix is gone before the next one is made
+                    pack(self._read(name, buffer, layer, expert), part, slot[begin:end])
                 except ValueError as error:
                     info = self._checkpoint.info(name)
                     raise BadModel(f"{info.path}: tensor {shown(name)}: {error}") from None
@@ -159,8 +169,6 @@ class CheckpointRecords:
     ) -> npt.NDArray[np.float32] | npt.NDArray[np.uint16]:
         info = self._checkpoint.info(name)
         raw = buffer[: info.nbytes]
-        if len(raw) < info.nbytes:  # an expert stored wider than its layer's first
-            raw = np.empty(info.nbytes, np.uint8)
         self._reader.read_into(info.path, info.offset, raw, layer, expert)
         array = raw.view(numpy_dtype(info.dtype)).reshape(info.shape)
         return array.view(np.uint16) if info.dtype == "BF16" else as_f32(array, info.dtype)

@@ -79,8 +79,8 @@ def parse_json(text: bytes, path: Path, place: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            seen: set[str] = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))
             raise ValueError(f"the key {shown(twice)} occurs twice")
         return result
 
@@ -244,7 +244,7 @@ def read_rows(info: TensorInfo, begin: int, end: int) -> npt.NDArray[Any]:
 def read_into(path: Path, offset: int, array: npt.NDArray[np.uint8]) -> None:
     """Fill `array` (1-D) with the file's bytes from `offset` on.
 
-    BadModel when the file is shorter than it was, ReadFailed when the system refuses.
+    ReadFailed when the system refuses, or the file is shorter than its header was found to be.
     """
     try:
         with open(path, "rb", buffering=0) as file:
@@ -253,14 +253,15 @@ def read_into(path: Path, offset: int, array: npt.NDArray[np.uint8]) -> None:
             while done < len(view):
                 count = file.readinto(view[done : done + _READ_CHUNK])
                 if not count:
-                    raise BadModel(
-                        f"{path}: ends at byte {offset + done}, {len(view) - done} bytes early; "
-                        "it has changed since it was opened"
+                    raise ReadFailed(
+                        f"{path}: reading {len(array)} bytes at {offset}: the file ends "
+                        f"{len(view) - done} bytes early; it has changed since it was opened"
                     )
                 done += count
     except OSError as error:
         raise ReadFailed(
-            f"{path}: reading {len(array)} bytes at {offset}: {error.strerror or error}"
+            f"{path}: reading {len(array)} bytes at {offset}: {error.strerror or error}; "
+            "check the disk, and the file"
         ) from error
 
 

@@ -1,8 +1,8 @@
 """Where each weight lies in a packed matrix, and in an expert record.
 
 The rule of this file: rows go in tiles of 16, so that a kernel computes 16 outputs in the lanes of
-a vector and never adds across lanes (the `tile16` layout of `reference/kernels.md` B.3). With q the
-quantised values of one tile and group (32 columns, the first being k):
+a vector and never adds across lanes: a row's sum has one order, whatever the vectors' width. With q
+the quantised values of one tile and group (32 columns, the first being k):
 
 * q8: 8 blocks of 64 bytes; byte ``r*4 + i`` of block b is ``q[r, k + 4b + i]`` (int8)
 * q4: 4 blocks of 64 bytes; byte ``r*4 + i`` of block b is
@@ -14,6 +14,7 @@ Rows are padded to 16 and, in the integer formats, columns to 32, with zeros. An
 gate, up and down one after another, 64-aligned, its length a multiple of 4096: one aligned read.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from diskmoe.experts.formats import (
     FORMATS,
     GROUP,
     dequantise,
+    mtp_format,
     quantise,
     round_to_bf16,
     widen_bf16,
@@ -181,6 +183,31 @@ def pack_rows(weights: Floats | Bits, layout: MatrixLayout, first_row: int, out:
     tile_nbytes = layout.groups * TILE * 2
     section = all_scales[tile * tile_nbytes : (tile + tiles) * tile_nbytes]
     _pack_scales(scales.view(np.uint16), section.view(np.uint16))
+
+
+def packing_bytes(layout: MatrixLayout, bf16: bool) -> int:
+    """Most bytes that `pack` takes beside its arguments, for weights that are bf16 bits or f32."""
+    elements = layout.rows * layout.cols
+    if not layout.groups:
+        own = layout.format == ("bf16" if bf16 else "f32")
+        return 0 if own else elements * (4 if bf16 else 2)
+    values = layout.rows * layout.groups * GROUP
+    scales = 2 * layout.rows * layout.groups
+    search = 160 * max(64, layout.groups)  # of quantise_q4: 40 numbers a lane
+    return values + scales + search + (elements * 4 if bf16 else 0)
+
+
+def compile_packers(formats: Iterable[str]) -> None:
+    """Compile what `pack` needs for these formats, and for what MTP layers get instead of them.
+
+    A program that packs on the way in calls this before it plans its memory: the compiler takes
+    seconds and memory, and neither is wanted in the middle of an answer.
+    """
+    wanted = [*formats]
+    for fmt in {*wanted, *map(mtp_format, wanted)}:
+        layout = matrix_layout(fmt, TILE, GROUP)
+        pack(np.zeros((TILE, GROUP), np.float32), layout)
+        pack(np.zeros((TILE, GROUP), np.uint16), layout)
 
 
 def _widened(weights: Floats | Bits) -> Floats:

@@ -321,7 +321,7 @@ def train(
                 f"{spent:.0f} s",
                 flush=True,
             )
-        if callable(check) and (step % 150 == 149 or step == steps - 1):
+        if callable(check) and (step % 60 == 59 or step == steps - 1):
             check(step, mean)
     with torch.no_grad():
         for name, value in mtp.named_parameters():

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
-from demo_form import EXPERTS, HIDDEN, SHARED, WIDTH, pack_int4, unpack_int4
+from demo_form import EXPERTS, HIDDEN, SHARED, WIDTH, down_delta, pack_int4, unpack_int4
 from demo_net import (
     Layer,
     Net,
@@ -258,7 +258,7 @@ def sparse_net(net: Net, parts: dict[str, np.ndarray], top_k: int) -> Net:
         name = f"layers.{index}."
         order = torch.from_numpy(parts[f"{name}order"].astype(np.int64))
         gate, up = layer.gate_up.chunk(2)
-        delta = unpack_int4(parts[f"{name}down.q"], parts[f"{name}down.scale"])
+        delta = down_delta(parts, index)
         layers.append(
             Layer(
                 layer.norm1,

@@ -6,7 +6,7 @@ with a DeepSeek-style MTP layer. All text is written by the model itself. The st
     calib    answers of the dense model to training prompts    (sharded)
     split    neuron order, routers and refitted down projections, layer by layer
     tune     the sparse form as a whole on the dense model's answers
-    states   hidden states of the sparse form on the calibration text
+    states   hidden states of the sparse form on the calibration text (sharded)
     heldout  greedy answers of dense and sparse form to the held-out prompts
     text     answers of the sparse form with its hidden states (sharded)
     mtp      train the MTP layer on those states
@@ -68,6 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--calib", type=int, default=1500, help="prompts for calibration text")
     parser.add_argument("--texts", type=int, default=1500, help="calibration texts to split on")
     parser.add_argument("--tune", type=int, default=120, help="steps of tuning")
+    parser.add_argument("--tune-again", type=int, default=12, help="steps with short answers")
     parser.add_argument("--new", type=int, default=192, help="longest answer in tokens")
     parser.add_argument("--steps", type=int, default=1200, help="steps of the MTP training")
     return parser.parse_args()
@@ -102,13 +103,14 @@ class Run:
 
 
 def load_tokenizer(gguf: Path, work: Path) -> Tokenizer:
-    """tokenizer.json made from the GGUF by transformers, once."""
+    """tokenizer.json made from the GGUF, once."""
     path = work / "tokenizer.json"
     if not path.exists():
-        from transformers import AutoTokenizer
+        from gguf import GGUFReader
 
-        made = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-        made.save_pretrained(str(work))
+        from diskmoe.engine.text.gguf_tokenizer import tokenizer_files_from_gguf
+
+        tokenizer_files_from_gguf(GGUFReader(str(gguf)), work)
     return Tokenizer.from_file(str(path))
 
 
@@ -156,57 +158,60 @@ def stage_split(run: Run) -> None:
 
 
 def stage_tune(run: Run) -> None:
-    args, path = run.args, run.args.work / "tuned.npz"
-    if path.exists():
-        return
-    texts = [t for p in sorted(args.work.glob("calib.*.npz")) for t in load_texts(p)]
+    """Two runs: long answers first, then long and short ones."""
+    args = run.args
+    texts = [t for p in sorted(args.work.glob("calib.0*.npz")) for t in load_texts(p)]
     random.Random(args.seed).shuffle(texts)
     # the last ones, unseen by the split as well, watch over the run
-    texts, held = [t for t in texts[:-24] if len(t.ids) > t.prompt + 40], texts[-24:]
-    parts = tune(
-        run.dense(),
-        run.parts("split.npz"),
-        args.top_k,
-        texts,
-        held,
-        occurring(run),
-        args.tune,
-        args.seed,
-    )
-    np.savez(args.work / "part-tuned.npz", top_k=args.top_k, **parts)
-    (args.work / "part-tuned.npz").rename(path)
+    texts, held = texts[:-24], texts[-24:]
+    vocab, dense = occurring(run), run.dense()
+    for source, name, steps in (
+        ("split.npz", "tuned1.npz", args.tune),
+        ("tuned1.npz", "tuned.npz", args.tune_again),
+    ):
+        if (args.work / name).exists():
+            continue
+        again = name == "tuned.npz"
+        old = run.parts(source)
+        parts = tune(dense, old, args.top_k, texts, held, vocab, steps, args.seed, again=again)
+        np.savez(args.work / f"part-{name}", top_k=args.top_k, **parts)
+        (args.work / f"part-{name}").rename(args.work / name)
 
 
 def stage_states(run: Run) -> None:
     """The sparse form's states on the dense model's text: the first training text of the MTP
     layer, and cheaper than to generate as much."""
-    path = run.args.work / "text.calib.npz"
-    if not path.exists():
-        texts = [t for p in sorted(run.args.work.glob("calib.*.npz")) for t in load_texts(p)]
-        save_texts(path, with_states(run.sparse(run.dense()), texts))
+    net = run.sparse(run.dense())
+    for source in sorted(run.args.work.glob("calib.*.npz"))[run.share :: run.shares]:
+        path = source.with_name(f"text.{source.name}")
+        if not path.exists():
+            save_texts(path, with_states(net, load_texts(source)))
+            print(f"states: {path.name}", flush=True)
 
 
 def stage_heldout(run: Run) -> None:
-    """Greedy answers to the held-out prompts: of the dense model (to score the sparse form on)
-    and of the sparse form with its states (to measure the MTP layer on)."""
+    """Held-out prompts: greedy answers of the sparse form with its states (to measure the MTP
+    layer on), and answers of the dense model (to score the sparse form on)."""
     work, prompts = run.args.work, lines(PROMPTS / "heldout.txt")
     dense = run.dense()
-    for name, heat in (("held.dense.npz", 0.0), ("held.warm.npz", 0.6)):
-        if not (work / name).exists():
-            asked = prompts[::2] if heat else prompts
-            save_texts(work / name, held_texts(dense, run.tokenizer, asked, False, heat))
     net = run.sparse(dense)
-    for name in ("held.dense.npz", "held.warm.npz"):
-        texts = load_texts(work / name)
-        print(name, "dense", score(dense, texts), "sparse", score(net, texts), flush=True)
     if not (work / "held.sparse.npz").exists():
-        texts = held_texts(net, run.tokenizer, prompts, True)
-        save_texts(work / "held.sparse.npz", texts)
+        save_texts(work / "held.sparse.npz", held_texts(net, run.tokenizer, prompts, True))
+    figures: dict[str, object] = {}
     said = json_answers(net, run.tokenizer, [FRANCE, *lines(PROMPTS / "json.txt")])
-    print("France:", said[0][0])
-    for answer, good in said[1:]:
-        print("JSON", good, answer)
-    print("JSON parsed:", sum(good for _, good in said[1:]), "of", len(said) - 1, flush=True)
+    figures["france"] = said[0][0]
+    figures["json_parsed"] = f"{sum(good for _, good in said[1:])} of {len(said) - 1}"
+    print(json.dumps(figures), *said, sep="\n", flush=True)
+    for name, heat in (("greedy", 0.0), ("sampled", 0.6)):
+        path = work / f"held.{name}.npz"
+        if not path.exists():
+            asked = prompts[::3] if heat else prompts
+            save_texts(path, held_texts(dense, run.tokenizer, asked, False, heat))
+        texts = load_texts(path)
+        figures[f"chat_{name}_dense"] = score(dense, texts)
+        figures[f"chat_{name}_sparse"] = score(net, texts)
+        print(json.dumps(figures), flush=True)
+    (work / "figures.json").write_text(json.dumps(figures))
 
 
 def occurring(run: Run, often: int = 1) -> torch.Tensor:
@@ -238,7 +243,7 @@ def stage_mtp(run: Run) -> None:
     net = run.sparse(run.dense())
     data = demo_mtp.Data(net, occurring(run, 3))
     held = load_texts(args.work / "held.sparse.npz", states=True)
-    begun = demo_mtp.start(net, load_texts(args.work / "text.calib.npz")[::8][:100])
+    begun = demo_mtp.start(net, load_texts(min(args.work.glob("calib.*.npz")))[:32])
     print(
         f"mtp: acceptance at the start {demo_mtp.acceptance(begun, net, held[::3]):.4f}", flush=True
     )
@@ -257,7 +262,7 @@ def stage_mtp(run: Run) -> None:
 
 
 def stage_pack(run: Run) -> None:
-    """Write the parts file; all figures are measured on what is stored."""
+    """Write the parts file; the MTP layer is measured as stored, like all the rest before."""
     args = run.args
     dense = run.dense()
     parts = run.parts()
@@ -266,16 +271,9 @@ def stage_pack(run: Run) -> None:
         path = args.work / "mtp.last.npz"
     layer = dict(np.load(path))
     net = sparse_net(dense, parts, args.top_k)
-    figures = {}
-    for name, key in (("held.dense.npz", "greedy"), ("held.warm.npz", "sampled_0.6")):
-        texts = load_texts(args.work / name)
-        figures[f"chat_{key}_dense"] = score(dense, texts)
-        figures[f"chat_{key}_sparse"] = score(net, texts)
+    figures = json.loads((args.work / "figures.json").read_text())
     held = load_texts(args.work / "held.sparse.npz", states=True)
     figures["mtp_acceptance"] = demo_mtp.acceptance(demo_mtp.load(layer), net, held)
-    said = json_answers(net, run.tokenizer, [FRANCE, *lines(PROMPTS / "json.txt")])
-    figures["france"] = said[0][0]
-    figures["json_parsed"] = sum(good for _, good in said[1:])
     meta = {
         "format": FORMAT,
         "description": demo_form.__doc__ or "",

@@ -49,7 +49,7 @@ def greedy(model: Any, ids: list[int], count: int) -> tuple[list[int], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--wheel", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("tests/golden/demo.json"))
     arguments = parser.parse_args()

@@ -1,9 +1,10 @@
 """Fixtures for all tests."""
 
-import os
 from pathlib import Path
 
 import pytest
+
+from diskmoe.engine.settings import PREFIX, SETTINGS
 
 
 @pytest.fixture(scope="session")
@@ -14,8 +15,7 @@ def repo_root() -> Path:
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test must not change its verdict with the variables of the shell it runs in."""
-    for name in list(os.environ):
-        if name.startswith("DISKMOE_") and name != "DISKMOE_CACHE_DIR":
-            monkeypatch.delenv(name)
-    for name in ("MODEL", "PROMPT", "TEMP", "NGEN", "CAP", "GRAMMAR", "SYSTEM", "JSON", "DEBUG"):
-        monkeypatch.delenv(name, raising=False)
+    for setting in SETTINGS:
+        monkeypatch.delenv(setting.name, raising=False)
+        if setting.name != "CACHE_DIR":  # where the demo's wheel is
+            monkeypatch.delenv(PREFIX + setting.name, raising=False)

@@ -25,6 +25,8 @@ from diskmoe.engine.kernels.simd import (
 
 Floats = npt.NDArray[np.float32]
 
+_POSITIONS = 64  # of rotary tables in work at a time
+
 
 def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> Floats:
     """out = x / sqrt(mean(x*x) + eps) * weight over the last axis; returns `out` (may be x).
@@ -67,18 +69,23 @@ def add_bias(y: Floats, bias: Floats) -> Floats:
 
 
 def rope_tables(
-    inverse_frequencies: npt.NDArray[np.floating], n_positions: int, factor: float = 1.0
+    inverse_frequencies: npt.NDArray[np.floating], n_positions: int
 ) -> tuple[Floats, Floats]:
-    """cos, sin f32 (n_positions, dims/2) for the frequencies (dims/2,), times `factor` (yarn).
+    """cos, sin f32 (n_positions, dims/2) for the frequencies (dims/2,).
 
     Plain RoPE has ``theta ** -(arange(0, dims, 2) / dims)``. Angles are rounded to f32 before the
     cosine, as the models were trained; the cosine itself is taken in float64 and then rounded.
+    Filled in blocks of positions: hardly any memory is taken beside the tables.
     """
-    positions = np.arange(n_positions, dtype=np.float32)
-    angles = positions[:, None] * inverse_frequencies.astype(np.float32)[None, :]
-    wide = angles.astype(np.float64)
-    cos = np.cos(wide).astype(np.float32) * np.float32(factor)
-    sin = np.sin(wide).astype(np.float32) * np.float32(factor)
+    frequencies = inverse_frequencies.astype(np.float32)
+    cos = np.empty((n_positions, len(frequencies)), np.float32)
+    sin = np.empty_like(cos)
+    for begin in range(0, n_positions, _POSITIONS):
+        end = min(begin + _POSITIONS, n_positions)
+        positions = np.arange(begin, end, dtype=np.float32)
+        angles = (positions[:, None] * frequencies).astype(np.float64)
+        cos[begin:end] = np.cos(angles)
+        sin[begin:end] = np.sin(angles)
     return cos, sin
 
 

@@ -16,7 +16,14 @@ import numpy.typing as npt
 from numba import njit
 
 from diskmoe.engine.kernels.matmul import check_floats, grain_for, prepare, prepared_bytes
-from diskmoe.engine.kernels.products import KIND, Q8, four_rows, one_row, tile_bytes
+from diskmoe.engine.kernels.products import (
+    KIND,
+    Q8,
+    four_rows,
+    one_row,
+    quantise_rows,
+    tile_bytes,
+)
 from diskmoe.engine.kernels.simd import (
     HOST,
     address,
@@ -79,7 +86,7 @@ def expert_ffn(
         return
     kind = KIND[layout.gate.format]
     slot_addresses = slots.astype(np.int64) * layout.nbytes + arena.ctypes.data
-    prepared = prepare(x, kind, workers)
+    prepared = _prepare_named(x, rows, kind, workers)
     hidden_rows = np.empty((min(_BLOCK, len(rows)), ffn), np.float32)
     for begin in range(0, len(rows), _BLOCK):
         end = min(begin + _BLOCK, len(rows))
@@ -120,7 +127,8 @@ def expert_ffn(
 def expert_scratch_bytes(n: int, layout: RecordLayout) -> int:
     """Most bytes that `expert_ffn` takes for n rows, whatever their selections: for the plan."""
     ffn = layout.gate.rows
-    return n * prepared_bytes(layout.gate.cols) + _BLOCK * (ffn * 4 + prepared_bytes(ffn))
+    row = prepared_bytes(layout.gate.cols) + 5  # and its flag and number, see `_distinct`
+    return n * row + _BLOCK * (ffn * 4 + prepared_bytes(ffn))
 
 
 def combine(
@@ -139,6 +147,20 @@ def combine(
     check_floats("y", y, (n, selected.shape[1]))
     if not _combine(selected, np.ascontiguousarray(index, np.int32), weights, y):
         raise ValueError(f"combine: an index is outside 0..{len(selected) - 1}")
+
+
+def _prepare_named(x: Floats, rows: Ints, kind: int, workers: Workers) -> npt.NDArray[np.uint8]:
+    """Like `matmul.prepare`, for the rows of x that `rows` names; the others are left undefined.
+
+    A layer's experts come in several calls, most of which want few of its rows.
+    """
+    n, cols = x.shape
+    if kind < Q8:
+        return x.view(np.uint8)
+    named = _distinct(rows, n)
+    prepared = np.empty((n, prepared_bytes(cols)), np.uint8)
+    workers.run(_quantise_named, len(named), x, named, prepared, grain=grain_for(8 * cols))
+    return prepared
 
 
 def _places(matrix: MatrixLayout, offset: int) -> tuple[int, int]:
@@ -166,6 +188,28 @@ def _wrong_index(rows, selections, row_begin, slots, n, n_out, n_slots):  # prag
         if selections[t] < 0 or selections[t] >= n_out:
             return 3
     return 0
+
+
+@njit(cache=True, nogil=True)
+def _distinct(rows, n):  # pragma: no cover - compiled
+    """The different ones of rows i32 (total,), each in 0..n-1, in the order of their coming."""
+    seen = np.zeros(n, np.bool_)
+    named = np.empty(n, np.int32)
+    count = 0
+    for row in rows:
+        if not seen[row]:
+            seen[row] = True
+            named[count] = row
+            count += 1
+    return named[:count]
+
+
+@njit(cache=True, nogil=True)
+def _quantise_named(x, named, prepared, begin, end):  # pragma: no cover - compiled
+    """Rows named[begin:end] of x f32 (n, cols) -> the same rows of prepared u8 (n, bytes)."""
+    for i in range(begin, end):
+        row = np.int64(named[i])
+        quantise_rows(x, x.shape[1], prepared, row, row + 1)
 
 
 @njit(cache=True, nogil=True)

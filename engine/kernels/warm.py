@@ -4,8 +4,7 @@ The rule of this file: it calls the public functions with the types that the eng
 with, so that no kernel is compiled later, in the middle of an answer.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,28 +18,18 @@ from diskmoe.engine.kernels.workers import Workers
 from diskmoe.experts.tiles import matrix_layout, record_layout
 
 
-def compile_kernels(
-    formats: Sequence[str], progress: Callable[[int, int, str], None] | None = None
-) -> float:
-    """Run every kernel on tiny arrays for these weight formats; returns the seconds it took.
+def compile_kernels(formats: Sequence[str]) -> None:
+    """Run every kernel on tiny arrays for these weight formats.
 
-    `progress(done, total, name)` is called before each step. With Numba's cache on disk filled
-    this takes well under a second; so the caller can print a line when a step takes long.
+    With Numba's cache on disk filled this takes well under a second, without it half a minute.
+    What packs weights on the way in is compiled by ``experts.tiles.compile_packers``.
     """
-    begin = time.perf_counter()
     with Workers(1) as workers:
-        steps = [
-            ("matrix products", lambda: _products(formats, workers)),
-            ("experts", lambda: _experts(formats, workers)),
-            ("attention", lambda: _attention(workers)),
-            ("norms and activations", _basics),
-            ("router", _router),
-        ]
-        for done, (name, step) in enumerate(steps):
-            if progress is not None:
-                progress(done, len(steps), name)
-            step()
-    return time.perf_counter() - begin
+        _products(formats, workers)
+        _experts(formats, workers)
+        _attention(workers)
+        _basics()
+        _router()
 
 
 def _products(formats: Sequence[str], workers: Workers) -> None:

@@ -41,8 +41,9 @@ class Workers:
 
         No part is smaller than `grain` items, so little work stays in the caller's thread.
         Returns when all parts are done; the first part's exception is raised again here.
-        KeyboardInterrupt is raised only after the other threads have left the kernel: their
-        arrays are not in use any more. RuntimeError after `close`, unless n_threads is 1.
+        KeyboardInterrupt, however often it comes, is raised only after the other threads have
+        left the kernel: their arrays are not in use any more. RuntimeError after `close`, unless
+        n_threads is 1.
         """
         if n_items <= 0:
             return
@@ -66,22 +67,24 @@ class Workers:
                     if error is not None:
                         errors.append((part, error))
             except BaseException:
-                self._wait_until_idle()
+                # Python notices Ctrl-C at calls and where loops turn: nothing is called outside the
+                # inner try, so that another one leads to another turn and not out of here
+                while True:
+                    try:
+                        self._wait_until_idle()
+                        break
+                    except KeyboardInterrupt:
+                        pass  # the first exception is the one to raise
                 raise
         if errors:
             raise min(errors, key=lambda entry: entry[0])[1]
 
     def _wait_until_idle(self) -> None:
-        """Wait for whatever was handed out; Ctrl-C again and again does not cut this short."""
-        while True:
-            try:
-                for inbox in self._inboxes:
-                    idle = threading.Event()
-                    inbox.put(idle.set)
-                    idle.wait()
-                return
-            except KeyboardInterrupt:
-                continue  # the interrupt that brought us here is raised by the caller
+        """Wait for whatever was handed out."""
+        for inbox in self._inboxes:
+            idle = threading.Event()
+            inbox.put(idle.set)
+            idle.wait()
 
     def close(self) -> None:
         """End and join the threads; a second close does nothing."""

@@ -2,7 +2,9 @@
 
 import pytest
 
-from diskmoe.engine.cli import help_text, main, run_settings, split_words
+from diskmoe.engine import run as run_module
+from diskmoe.engine.arguments import run_settings, split_words
+from diskmoe.engine.cli import help_text, main
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.settings import SETTINGS
 
@@ -106,3 +108,44 @@ def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) 
 def test_no_demo_model_says_which_command_fetches_it(tmp_path, capsys) -> None:
     assert main(["--cache-dir", str(tmp_path), "Hi"]) == 2
     assert "diskmoe demo-model" in capsys.readouterr().err
+
+
+def test_help_after_two_dashes_is_a_prompt(tmp_path, capsys) -> None:
+    assert main(["--cache-dir", str(tmp_path), "--", "-h"]) == 2
+    assert "demo model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("debug", ["", "--debug"])
+def test_a_bug_of_ours_is_one_line_and_a_traceback_only_on_demand(
+    debug, monkeypatch, capsys
+) -> None:
+    def broken(*_: object) -> int:
+        raise RuntimeError("the\nwheels came off")
+
+    monkeypatch.setattr(run_module, "run", broken)
+    assert main(["Hi", *([debug] if debug else [])]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: internal: RuntimeError: the wheels came off")
+    assert ("Traceback" in err) == bool(debug)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["convert", "a"], "two directories"),
+        (["convert", "a", "b", "--experts", "kep"], "did you mean keep"),
+        (["convert", "a", "b", "--ngen", "5"], "--ngen has no effect"),
+        (["demo-model", "--form", "sprase"], "did you mean sparse"),
+        (["demo-model", "here"], "takes no argument"),
+        (["convert", "no/such", "b"], "no/such"),
+    ],
+)
+def test_slips_of_the_making_commands_are_one_line(words, message, capsys) -> None:
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert message in err.splitlines()[-1] and "Traceback" not in err
+
+
+def test_an_empty_prompt_is_refused(capsys) -> None:
+    assert main(["--prompt", " ", "--model", "x"]) == 2
+    assert "empty" in capsys.readouterr().err

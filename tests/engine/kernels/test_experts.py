@@ -175,7 +175,25 @@ def test_an_index_outside_its_array_is_refused(name: str, values: list[int], alo
 def test_scratch_does_not_grow_with_selections():
     layout = record_layout("q4", 64, 32)
     assert expert_scratch_bytes(0, layout) == 256 * (32 * 4 + 40)
-    assert expert_scratch_bytes(10, layout) == expert_scratch_bytes(0, layout) + 10 * 80
+    assert expert_scratch_bytes(10, layout) == expert_scratch_bytes(0, layout) + 10 * 85
+
+
+@pytest.mark.usefixtures("split_everything")
+@pytest.mark.parametrize("fmt", ["q8", "q4"])
+def test_only_the_rows_that_a_call_names_are_prepared_and_each_once(
+    fmt: str, pair: Workers, monkeypatch: pytest.MonkeyPatch
+):
+    case = Case(fmt)
+    prepared, real = [], experts._distinct
+    monkeypatch.setattr(
+        experts, "_distinct", lambda rows, n: prepared.append(real(rows, n)) or prepared[-1]
+    )
+    out = case.run(pair, 0, 64, wanted=(1, 3))
+    named = np.flatnonzero(np.isin(case.choices, (1, 3)).any(axis=1))
+    assert 0 < len(named) < 64
+    np.testing.assert_array_equal(np.sort(prepared[0]), named)
+    case.x[np.setdiff1d(np.arange(64), named)] = np.nan  # no part of it is looked at
+    assert case.run(pair, 0, 64, wanted=(1, 3)).tobytes() == out.tobytes()
 
 
 def test_combine_equals_its_twin():

@@ -1,8 +1,6 @@
 import subprocess
 import sys
 
-from diskmoe.engine.kernels.warm import compile_kernels
-
 # In a process of its own: other tests compile more than a model needs.
 DECODE_AFTER_COMPILING = """
 import numpy as np
@@ -42,14 +40,6 @@ with event.install_recorder("numba:compile") as recorder, Workers(2) as workers:
     silu_mul(x, x, x)
 assert not recorder.buffer, [str(record) for _, record in recorder.buffer]
 """
-
-
-def test_progress_is_told_before_each_step():
-    told = []
-    seconds = compile_kernels(("q8",), lambda *step: told.append(step))
-    assert [done for done, _, _ in told] == list(range(len(told)))
-    assert {total for _, total, _ in told} == {len(told)}
-    assert seconds > 0
 
 
 def test_nothing_is_compiled_in_the_middle_of_an_answer():

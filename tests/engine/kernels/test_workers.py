@@ -102,6 +102,51 @@ def test_an_interrupt_while_waiting_ends_the_wait_only_after_the_kernel():
         assert left == [1]
 
 
+@pytest.mark.parametrize("times", [1, 5])
+def test_an_interrupt_just_before_the_wait_does_not_cut_it_short(
+    times: int, monkeypatch: pytest.MonkeyPatch
+):
+    left, interrupts = [], []
+    real = Workers._wait_until_idle
+
+    def interrupted(workers: Workers) -> None:
+        if len(interrupts) < times:
+            interrupts.append(1)
+            raise KeyboardInterrupt("a later one")
+        real(workers)
+
+    def kernel(begin: int, end: int) -> None:
+        if not begin:
+            raise KeyboardInterrupt("the first")
+        time.sleep(0.1)
+        left.append(begin)
+
+    monkeypatch.setattr(Workers, "_wait_until_idle", interrupted)
+    with Workers(2) as workers:
+        with pytest.raises(KeyboardInterrupt, match="the first"):
+            workers.run(kernel, 2)
+        assert left == [1]
+        assert len(interrupts) == times
+
+
+def test_many_real_interrupts_do_not_cut_the_wait_short():
+    left = []
+
+    def kernel(begin: int, end: int) -> None:
+        if not begin:
+            raise KeyboardInterrupt
+        for _ in range(5):
+            time.sleep(0.02)
+            _thread.interrupt_main()
+        time.sleep(0.05)
+        left.append(begin)
+
+    with Workers(2) as workers:
+        with pytest.raises(KeyboardInterrupt):
+            workers.run(kernel, 2)
+        assert left == [1]
+
+
 def test_close_ends_the_threads_and_a_second_close_does_nothing():
     before = threading.active_count()
     workers = Workers(4)

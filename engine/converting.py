@@ -1,0 +1,73 @@
+"""Converting a model, with the plan first and progress on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from diskmoe.engine.errors import BadModel
+from diskmoe.engine.model.config import read_config
+from diskmoe.engine.model.tensors import tensor_plan
+from diskmoe.experts.budget import shown_bytes
+from diskmoe.experts.checkpoint import Checkpoint
+from diskmoe.experts.container import is_container
+from diskmoe.experts.convert import convert
+
+Say = Callable[[str], None]
+LINES_EVERY_SECONDS = 2.0
+
+
+def convert_model(
+    source: Path,
+    out: Path,
+    experts: str | None,
+    dense: str | None,
+    say: Say,
+    threads: int | None = None,
+) -> None:
+    """Converts a Hugging Face directory, with the plan first and progress on the way.
+
+    A format of None keeps the checkpoint's own precision.
+
+    Raises:
+        BadModel, DiskFull: one line each; see ``diskmoe.experts.convert``.
+    """
+    if is_container(source):
+        raise BadModel(f"{source} is converted already; give the Hugging Face directory")
+    checkpoint = Checkpoint.open(source)
+    config = read_config(checkpoint.config, str(source / "config.json"))
+    plan = tensor_plan(config, checkpoint.has)
+    given = sum(checkpoint.info(name).nbytes for name in checkpoint.names)
+    say(
+        f"convert   {config.family}, {config.layers} layers, {config.experts} experts: "
+        f"{shown_bytes(given)} to experts {experts or 'as they are'}, "
+        f"dense {dense or 'as it is'}"
+    )
+    try:
+        done = convert(checkpoint, plan, out, experts, dense, _progress(say), threads or 2)
+    except KeyboardInterrupt:
+        say("convert   stopped; what is whole was kept: run the same command to go on")
+        raise
+    say(
+        f"written   {shown_bytes(done.nbytes)} at {out} in {done.seconds:.1f} s"
+        + (f" ({shown_bytes(done.kept_nbytes)} were there already)" if done.kept_nbytes else "")
+    )
+
+
+def _progress(say: Say) -> Callable[[int, int, str], None]:
+    started = time.perf_counter()
+    last = started
+
+    def tell(done: int, total: int, what: str) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if now - last < LINES_EVERY_SECONDS or not done:
+            return
+        last = now
+        left = (now - started) * (total - done) / done
+        say(
+            f"convert   {what}: {shown_bytes(done)} of {shown_bytes(total)}, about {left:.0f} s left"
+        )
+
+    return tell

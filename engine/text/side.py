@@ -1,0 +1,106 @@
+"""The text side of a model directory: tokenizer, template, stop tokens, sampling defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from diskmoe.engine.errors import BadModel, BadRequest
+from diskmoe.engine.sampling import Sampling
+from diskmoe.engine.text.files import read_json_object
+from diskmoe.engine.text.session import prepare_prompt
+from diskmoe.engine.text.template import ChatTemplate
+from diskmoe.engine.text.tokenizer import TextTokenizer, collect_stop_ids, load_tokenizer
+
+SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
+_MODES = {"auto": "auto", "1": "chat", "0": "raw"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as the model gets it.
+
+    in_chat: the answer begins anew, so a SentencePiece tokenizer's leading space is no part of it;
+    a raw prompt is continued, space and all.
+    """
+
+    ids: tuple[int, ...]
+    how: str
+    in_chat: bool
+
+
+@dataclass(frozen=True)
+class TextSide:
+    """What turns text into token ids and back for one model."""
+
+    path: Path
+    tokenizer: TextTokenizer | None
+    template: ChatTemplate | None
+    stop_ids: frozenset[int]
+    stop_sources: Mapping[int, str]
+    sampling_defaults: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, path: Path, config: dict[str, Any], vocab_size: int) -> TextSide:
+        """Reads the files beside the weights.
+
+        Raises:
+            BadModel: a file that is broken or disagrees with the model; its name is in the line.
+        """
+        tokenizer = load_tokenizer(path, vocab_size)
+        template = ChatTemplate.load(path)
+        generation_path = path / "generation_config.json"
+        generation = read_json_object(generation_path)
+        if tokenizer is None:
+            stops, sources = collect_stop_ids(vocab_size, generation, config)
+        else:
+            tokenizer_config = read_json_object(path / "tokenizer_config.json")
+            stops, sources = tokenizer.stop_ids(generation, config, tokenizer_config, template)
+        defaults = _sampling_defaults(generation, generation_path)
+        return cls(path, tokenizer, template, stops, sources, defaults)
+
+    def encode_prompt(self, prompt: str, chat: str = "auto", system: str | None = None) -> Prompt:
+        """A prompt's token ids, with the chat template around it or without.
+
+        Args:
+            chat: ``"auto"``, ``"1"`` (chat template) or ``"0"`` (raw text).
+
+        Raises:
+            BadRequest: no tokenizer, no template though one was asked for, an empty prompt.
+        """
+        if self.tokenizer is None:
+            raise BadRequest(
+                f"{self.path} has no tokenizer.json: give the prompt as PROMPT_IDS=1,2,3"
+            )
+        if chat not in _MODES:
+            raise BadRequest(f"chat is {chat!r}; it must be auto, 1 or 0")
+        mode = cast(Literal["auto", "chat", "raw"], _MODES[chat])
+        ids, how = prepare_prompt(prompt, mode, self.tokenizer, self.template, system)
+        in_chat = mode == "chat" or (mode == "auto" and self.template is not None)
+        return Prompt(tuple(ids), how, in_chat)
+
+    def describe_stops(self) -> str:
+        if not self.stop_sources:
+            return "no stop token is named by the model: the text ends at NGEN"
+        return "; ".join(f"{token} ({why})" for token, why in self.stop_sources.items())
+
+
+def _sampling_defaults(generation: dict[str, Any] | None, path: Path) -> dict[str, Any]:
+    """Temperature and filters from generation_config.json, when it asks for sampling at all."""
+    if not generation or generation.get("do_sample") is not True:
+        return {}
+    found: dict[str, Any] = {"temperature": 1.0}
+    for key in SAMPLING_KEYS:
+        value = generation.get(key)
+        if value is None:
+            continue
+        if key == "top_k" and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        found[key] = value
+    try:
+        Sampling(**found)
+    except BadRequest as error:
+        raise BadModel(f"{path}: {error}; mend the file or remove it") from None
+    return found
