@@ -141,6 +141,6 @@ def _too_many_words(rest: Sequence[str]) -> str:
 def _refuse_mistyped_command(word: str) -> None:
     if " " in word or len(word) < 3:
         return
-    hint = did_you_mean(word, COMMANDS)
+    hint = did_you_mean(word, COMMANDS, cutoff=0.75)
     if hint:
         raise BadRequest(f"unknown command {word}{hint} (a one-word prompt goes behind --prompt)")

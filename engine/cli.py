@@ -7,6 +7,7 @@ budget, 130 Ctrl-C.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -47,13 +48,19 @@ GROUPS = (
 )
 
 
+# what is wrong with a path that the user gave, not with the machine
+_PATH_ERRNOS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
 class _Out:
     """Where the two streams go; a reader that left (a closed pipe) ends the run quietly."""
 
     def say(self, line: str) -> None:
+        if sys.stderr is None:  # closed: print would take stdout instead
+            return
         try:
             print(line, file=sys.stderr, flush=True)
-        except BrokenPipeError:
+        except OSError:  # a full disk or a closed pipe behind stderr is no reason to stop
             pass
 
     def text(self, piece: str) -> None:
@@ -72,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DiskMoeError as error:
         if debug:
             traceback.print_exc()
-        out.say(f"error: {error}")
+        out.say("error: " + " ".join(str(error).split()))
         return error.exit_code
     except KeyboardInterrupt:
         out.say("interrupted")
@@ -87,10 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         return 1
     except OSError as error:
-        out.say(f"error: {error.strerror or error}: {error.filename or 'no file named'}")
+        where = str(error.filename or "no file named")
+        where = where if len(where) <= 200 else where[:197] + "..."
+        out.say(f"error: {error.strerror or error}: {where}")
         if debug:
             traceback.print_exc()
-        return 1
+        return 2 if error.errno in _PATH_ERRNOS else 1
     except Exception as error:  # noqa: BLE001  a bug of ours: one line all the same
         said = " ".join(str(error).split())[:300]
         out.say(

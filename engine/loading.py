@@ -6,6 +6,7 @@ Everything that can be refused is refused here, from headers and numbers, before
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,9 @@ from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 
 Say = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
+MOST_TIMES_CONTEXT = 8  # beyond the trained positions; more is a slip of the finger
 PAGE_CACHE_SHARE = 0.25  # of available memory: experts below it are left to the page cache
+_LAYER = re.compile(r"\blayers\.(\d{1,6})\.")
 _DIRECT: Mapping[str, DirectMode] = {"auto": "auto", "1": "on", "0": "off"}
 
 
@@ -151,6 +154,7 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
     config = read_config(checkpoint.config, str(path / "config.json"))
     plan = tensor_plan(config, checkpoint.has)
     checkpoint.verify(plan)
+    _refuse_surplus_layers(checkpoint, config)
     context, notes = _context(config, options)
     expert_format = format_for_bits(options.expert_bits) if options.expert_bits else None
     dense_format = format_for_bits(options.dense_bits) if options.dense_bits else None
@@ -175,10 +179,27 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
     )
 
 
+def _refuse_surplus_layers(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Weights of layers that config.json does not know: it is another model's, or was cut."""
+    known = config.layers + config.mtp_layers
+    for name in checkpoint.names:
+        found = _LAYER.search(name)
+        if found and int(found[1]) >= known:
+            raise BadModel(
+                f"{checkpoint.path}: tensor {name} is of layer {found[1]}, config.json has "
+                f"{config.layers} layers: one of the two is of another model"
+            )
+
+
 def _context(config: ModelConfig, options: Options) -> tuple[int, list[str]]:
     """Positions of the KV cache, with a note where they are more than the model was trained for."""
     if options.ctx is None:
         return max(2, min(DEFAULT_CONTEXT, config.context or DEFAULT_CONTEXT)), []
+    if config.context and options.ctx > MOST_TIMES_CONTEXT * config.context:
+        raise BadRequest(
+            f"CTX={options.ctx} is over {MOST_TIMES_CONTEXT} times the {config.context} positions of "
+            "the model: its text would be noise; set a smaller CTX"
+        )
     if config.context and options.ctx > config.context:
         note = f"CTX={options.ctx} is beyond the {config.context} positions of the model"
         return options.ctx, [note]

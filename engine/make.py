@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from diskmoe.engine.arguments import split_words
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.places import FORMS, demo_dir
+from diskmoe.engine.places import FORMS, as_path, demo_dir
 from diskmoe.engine.settings import Value, did_you_mean, resolve
 
 Say = Callable[[str], None]
@@ -28,7 +27,10 @@ def convert_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> i
         )
     experts = _format(flags, "--experts", values["EXPERT_BITS"].value, "q4")
     dense = _format(flags, "--dense", values["DENSE_BITS"].value, "q8")
-    source, out = (Path(place).expanduser() for place in places)
+    source, out = (as_path(place) for place in places)
+    out = out.resolve()
+    if not places[1] or not out.name:
+        raise BadRequest(f"convert cannot write to {places[1]!r}: name a new directory")
     from diskmoe.engine.converting import convert_model  # imports Numba
 
     convert_model(source, out, experts, dense, say, values["THREADS"].value)
@@ -43,8 +45,8 @@ def demo_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
         raise BadRequest(f"demo-model takes no argument, and got {places[0]!r}; see diskmoe --help")
     form = _one_of("--form", flags.get("--form", "sparse"), FORMS)
     target = demo_dir(values["CACHE_DIR"].value, form)
-    export = Path(flags["--export"]).expanduser() if "--export" in flags else None
-    wheel = Path(flags["--wheel"]).expanduser() if "--wheel" in flags else None
+    export = as_path(flags["--export"]) if "--export" in flags else None
+    wheel = as_path(flags["--wheel"]) if "--wheel" in flags else None
     from diskmoe.engine.demo import install_demo, is_current  # imports Numba
 
     if is_current(target) and "--force" not in flags and export is None:
@@ -77,6 +79,8 @@ def _format(flags: Mapping[str, str], flag: str, bits: int | None, default: str)
     from diskmoe.experts.formats import format_for_bits
 
     name = flags.get(flag)
+    if name is not None and bits is not None:
+        raise BadRequest(f"{flag} {name} and {bits} bits are both given; one is enough")
     if name is None:
         return default if bits is None else format_for_bits(bits)
     return None if _one_of(flag, name, TARGETS) == "keep" else name

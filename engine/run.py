@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.places import demo_dir
+from diskmoe.engine.places import as_path, demo_dir, ensure_kernel_cache
 from diskmoe.engine.report import report_json, report_lines, settings_lines, shown
 from diskmoe.engine.settings import Value
 
@@ -35,14 +35,25 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
         if verbose or "was ignored" not in note:
             say(f"note      {note}")
     prompt = _prompt(values)
+    if not isinstance(prompt, str):
+        unused = [
+            name
+            for name in ("PROMPT", "CHAT", "SYSTEM")
+            if values[name].value is not None and values[name].source != "default"
+        ]
+        if unused:
+            say(f"note      {', '.join(unused)} has no effect beside PROMPT_IDS")
     path = _model_path(values, say)
     values = {**values, "MODEL": Value(str(path), values["MODEL"].source)}
     for line in settings_lines(values, verbose):
         say(line)
+    ensure_kernel_cache(Path(__file__).parent / "kernels", say)
     from diskmoe.engine.api import Model, prepare  # after the cheap refusals: it imports Numba
 
     prepared = prepare(path, options_from(values), say)
     try:
+        for note in prepared.text.notes:
+            say(f"note      {note}")
         sampling, values = _sampling(values, prepared.text.sampling_defaults, say)
         if isinstance(prompt, str):
             prompt = prepared.text.encode_prompt(
@@ -187,7 +198,7 @@ def _prompt(values: Mapping[str, Value]) -> str | tuple[int, ...]:
 def _model_path(values: Mapping[str, Value], say: Say) -> Path:
     given = values["MODEL"].value
     if given:
-        return Path(given).expanduser()
+        return as_path(given)
     demo = demo_dir(values["CACHE_DIR"].value)
     if demo.is_dir():
         from diskmoe.engine.demo import is_current

@@ -282,9 +282,9 @@ def _parsed(setting: Setting, text: str, source: str) -> Any:
         raise BadRequest(f"{setting.name} ({source}) is {shown!r}; it must be {error}") from None
 
 
-def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
+def did_you_mean(word: str, known: list[str] | tuple[str, ...], cutoff: float = 0.6) -> str:
     """``"; did you mean X?"`` when a known word is near, else an empty string."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""
 
 

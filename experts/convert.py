@@ -326,6 +326,7 @@ class _Job:
                 for part in packed_parts(self.checkpoint, name, layout):
                     writer.write(part)
                     self._advance(part.nbytes, name)
+                    del part  # gone before the next one is made
             for tensor in self.manifest.vectors:
                 vector = self.checkpoint.f32(tensor.name)
                 writer.write(vector)

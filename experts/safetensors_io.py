@@ -330,7 +330,11 @@ class SafetensorsWriter:
         self._header_nbytes = _padded_nbytes(text)
         self._missing = sum(spec.nbytes for spec in specs)
         self._file = open(self._temporary, "wb", buffering=0)  # noqa: SIM115 - closed by close()
-        self._write_all(self._padded(text))
+        try:
+            self._write_all(self._padded(text))
+        except BaseException:
+            self._file.close()
+            raise
 
     def _padded(self, text: bytes) -> bytes:
         if len(text) > self._header_nbytes:

@@ -10,6 +10,8 @@ from diskmoe.engine.errors import BadModel
 def read_text(path: Path, limit_bytes: int) -> str | None:
     """The file as text; None when there is no such file; BadModel when it is too big or not UTF-8."""
     try:
+        if path.exists() and not path.is_file():
+            raise BadModel(f"{path}: not a regular file")  # a pipe would be waited for without end
         with path.open("rb") as file:
             raw = file.read(limit_bytes + 1)
     except FileNotFoundError:

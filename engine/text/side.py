@@ -15,6 +15,14 @@ from diskmoe.engine.text.template import ChatTemplate
 from diskmoe.engine.text.tokenizer import TextTokenizer, collect_stop_ids, load_tokenizer
 
 SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
+# what generation_config.json may ask for beyond our filters, with the value that changes nothing
+_NEUTRAL: Mapping[str, Any] = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "typical_p": 1.0,
+    "num_beams": 1,
+    "penalty_alpha": 0,
+}
 _MODES = {"auto": "auto", "1": "chat", "0": "raw"}
 
 
@@ -41,6 +49,7 @@ class TextSide:
     stop_ids: frozenset[int]
     stop_sources: Mapping[int, str]
     sampling_defaults: Mapping[str, Any]
+    notes: tuple[str, ...]
 
     @classmethod
     def load(cls, path: Path, config: dict[str, Any], vocab_size: int) -> TextSide:
@@ -59,7 +68,8 @@ class TextSide:
             tokenizer_config = read_json_object(path / "tokenizer_config.json")
             stops, sources = tokenizer.stop_ids(generation, config, tokenizer_config, template)
         defaults = _sampling_defaults(generation, generation_path)
-        return cls(path, tokenizer, template, stops, sources, defaults)
+        notes = _not_applied(generation, generation_path)
+        return cls(path, tokenizer, template, stops, sources, defaults, notes)
 
     def encode_prompt(self, prompt: str, chat: str = "auto", system: str | None = None) -> Prompt:
         """A prompt's token ids, with the chat template around it or without.
@@ -87,9 +97,22 @@ class TextSide:
         return "; ".join(f"{token} ({why})" for token, why in self.stop_sources.items())
 
 
+def _not_applied(generation: dict[str, Any] | None, path: Path) -> tuple[str, ...]:
+    """A line for what the model's file asks for and this version does not do."""
+    asked = [
+        f"{key}={generation[key]}"
+        for key, neutral in _NEUTRAL.items()
+        if generation and generation.get(key) not in (None, neutral)
+    ]
+    return (f"{path.name} asks for {', '.join(asked)}: not applied",) if asked else ()
+
+
 def _sampling_defaults(generation: dict[str, Any] | None, path: Path) -> dict[str, Any]:
     """Temperature and filters from generation_config.json, when it asks for sampling at all."""
-    if not generation or generation.get("do_sample") is not True:
+    asked = (generation or {}).get("do_sample")
+    if asked not in (True, False, None):
+        raise BadModel(f"{path}: do_sample is {asked!r}; it must be true or false")
+    if not generation or not asked:
         return {}
     found: dict[str, Any] = {"temperature": 1.0}
     for key in SAMPLING_KEYS:

@@ -248,3 +248,68 @@ def test_packages_refuse_their_bare_folder_names(repo_root: Path) -> None:
             check=False,
         )
         assert done.returncode == 1 and "import diskmoe." in done.stderr.splitlines()[-1]
+
+
+def test_closed_stderr_never_sends_notes_to_stdout(tiny: Path) -> None:
+    command = f'exec "{sys.executable}" -m diskmoe.engine --model "{tiny}" --ngen 2'
+    for prompt in ("--prompt-ids 1,2", "--prompt-ids 1,96"):
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {prompt} 2>&-"], stdout=subprocess.PIPE, text=True, check=False
+        )
+        wrong = "96" in prompt
+        assert done.returncode == (2 if wrong else 0)
+        assert done.stdout.count(",") == (0 if wrong else 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX pipes")
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path, capsys, name) -> None:
+    config = tiny_config("olmoe")
+    write_checkpoint(tmp_path, config, random_tensors(config, seed=1), dtype="bf16")
+    os.mkfifo(tmp_path / name)
+    assert main(["--model", str(tmp_path), "--prompt-ids", "1"]) == 2
+    assert "not a regular file" in capsys.readouterr().err
+
+
+def test_weights_of_more_layers_than_the_config_says_are_refused(tmp_path, capsys) -> None:
+    config = tiny_config("olmoe")
+    write_checkpoint(tmp_path, config, random_tensors(config, seed=1), dtype="bf16")
+    config["num_hidden_layers"] -= 1
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["--model", str(tmp_path), "--prompt-ids", "1"]) == 2
+    assert "another model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"do_sample": True, "temperature": "0.7"}, "temperature is '0.7'"),
+        ({"do_sample": True, "top_p": 1.5}, "top_p is 1.5"),
+        ({"do_sample": "yes"}, "do_sample is 'yes'"),
+    ],
+)
+def test_a_bad_generation_config_is_named_with_its_value(
+    tmp_path, capsys, generation, message
+) -> None:
+    config = tiny_config("olmoe")
+    write_checkpoint(tmp_path, config, random_tensors(config, seed=1), dtype="bf16")
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert main(["--model", str(tmp_path), "--prompt-ids", "1"]) == 2
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert message in err and "generation_config.json" in err
+
+
+def test_the_models_own_sampling_is_the_default_and_is_said(tmp_path, capsys) -> None:
+    config = tiny_config("olmoe", eos_token_id=None)
+    write_checkpoint(tmp_path, config, random_tensors(config, seed=1), dtype="bf16")
+    asked = {"do_sample": True, "temperature": 0.6, "top_k": 20.0, "repetition_penalty": 1.1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(asked))
+    assert main(["--model", str(tmp_path), "--prompt-ids", "1", "--ngen", "2"]) == 0
+    err = capsys.readouterr().err
+    assert "TEMP=0.6 (generation_config.json), TOP_K=20 (generation_config.json)" in err
+    assert "repetition_penalty=1.1: not applied" in err
+
+
+def test_a_context_far_beyond_the_model_is_refused(tiny, capsys) -> None:
+    assert main(["--model", str(tiny), "--prompt-ids", "1", "--ctx", "10000000"]) == 2
+    assert "10000000" in capsys.readouterr().err.splitlines()[-1]

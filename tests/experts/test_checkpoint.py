@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -191,9 +192,49 @@ def test_a_planned_tensor_that_is_missing_is_named_with_its_layer(tiny_model: An
     plan = replace(model.plan, experts=(*model.plan.experts, extra))
     refusal(
         lambda: model.open().verify(plan),
-        "'model.layers.7.mlp.experts.0.up_proj.weight' of layer 7 is missing and 2 more",
+        "'model.layers.7.mlp.experts.0.up_proj.weight' of layer 7 is missing; ",
+        "asks for 21 tensors",
     )
     refusal(lambda: model.open().info("model.layers.9.x"), "of layer 9")
+
+
+def test_a_plan_of_millions_of_tensors_is_refused_at_its_first_missing_one(tiny_model: Any) -> None:
+    model = tiny_model()
+    layers = tuple(replace(model.plan.experts[0], layer=layer) for layer in range(1024))
+    plan = replace(model.plan, n_experts=1 << 22, experts=layers)
+    checkpoint = model.open()
+    tracemalloc.start()
+    try:
+        refusal(
+            lambda: checkpoint.verify(plan), "experts.3.gate_proj.weight' of layer 0 is missing"
+        )
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
+    refusal(lambda: checkpoint.verify(plan), f"asks for {4 + 3 * 1024 * (1 << 22)} tensors")
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_packing_takes_two_blocks_of_memory_at_most(
+    tmp_path: Path, dtype: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = 2 << 20
+    monkeypatch.setattr(module, "ROW_BLOCK_BYTES", block)
+    weights = np.zeros(
+        (2048, 768), {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[dtype]
+    )
+    write_safetensors(tmp_path / "model.safetensors", {"w": (dtype, weights)})
+    (tmp_path / "config.json").write_text("{}")
+    checkpoint, layout = Checkpoint.open(tmp_path), matrix_layout(name, 2048, 768)
+    out = checkpoint.pack("w", layout)  # kernels are loaded by now
+    tracemalloc.start()
+    try:
+        checkpoint.pack("w", layout, out)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * block
 
 
 def test_a_wrong_shape_gives_found_and_expected(tiny_model: Any) -> None:

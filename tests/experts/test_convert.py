@@ -7,6 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
+import tracemalloc
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +18,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diskmoe.experts import checkpoint as checkpoint_module
-from diskmoe.experts import convert as module
+from diskmoe.experts import pieces
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container
-from diskmoe.experts.convert import convert
-from diskmoe.experts.errors import BadModel, DiskFull, ReadFailed
+from diskmoe.experts.convert import _Job, convert
+from diskmoe.experts.errors import BadModel, BadOutput, DiskFull, ReadFailed, WriteFailed
 from diskmoe.experts.formats import FORMATS
+from diskmoe.experts.lockfile import LOCK_NAME
+from diskmoe.experts.pieces import packed_parts
+from diskmoe.experts.records import CheckpointRecords
 from diskmoe.experts.safetensors_io import SafetensorsWriter, write_safetensors
+from diskmoe.experts.tiles import matrix_layout
 
 
 class Killed(BaseException):
@@ -70,8 +76,7 @@ def test_matrices_larger_than_a_block_of_rows_come_out_the_same(
     run(model, out)
     whole = contents(out)
     shutil.rmtree(out)
-    monkeypatch.setattr(checkpoint_module, "ROW_BLOCK_BYTES", 16 * 40 * 4)
-    monkeypatch.setattr(module, "ROW_BLOCK_BYTES", 16 * 40 * 4)
+    monkeypatch.setattr(pieces, "ROW_BLOCK_BYTES", 16 * 40 * 4)
     run(model, out)
     assert contents(out) == whole
 
@@ -254,8 +259,128 @@ def test_too_little_room_is_said_before_anything_is_written(
 
 def test_a_directory_that_cannot_be_written_is_said(model: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DiskFull, match="cannot be written"):
+    with pytest.raises(BadOutput, match=r"file/out.*: cannot be used for the output: Not a dir"):
         run(model, tmp_path / "file" / "out")
+    (tmp_path / "out.partial").write_text("")
+    with pytest.raises(BadOutput, match=r"out\.partial: is in the way; remove it"):
+        run(model, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "exit_code"),
+    [
+        (errno.EROFS, BadOutput, 2),
+        (errno.EACCES, BadOutput, 2),
+        (errno.EIO, WriteFailed, 1),
+        (errno.ENOSPC, DiskFull, 2),
+    ],
+)
+def test_what_the_system_refuses_is_named_for_what_it_is(
+    model: Any, out: Path, number: int, kind: Any, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(writer: SafetensorsWriter, data: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SafetensorsWriter, "_write_all", refused)
+        with pytest.raises(kind) as caught:
+            run(model, out)
+    assert type(caught.value) is kind
+    assert caught.value.exit_code == exit_code
+    assert str(out.with_name("out.partial")) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    run(model, out)
+
+
+def test_a_second_conversion_into_one_output_is_refused(model: Any, out: Path) -> None:
+    refusals = []
+
+    def second(done: int, total: int, what: str) -> None:
+        if not refusals:
+            with pytest.raises(BadOutput) as caught:
+                run(model, out)
+            refusals.append(str(caught.value))
+
+    convert(model.open(), model.plan, out, progress=second)
+    assert f"process {os.getpid()} is converting into it; wait until it is done" in refusals[0]
+    assert str(out.with_name("out.partial")) in refusals[0]
+    assert "\n" not in refusals[0]
+    Container.open(out).verify_checksums()
+    assert not (out / LOCK_NAME).exists()
+
+
+def test_what_another_process_finished_in_the_meantime_is_recognised(
+    model: Any, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = _Job.alone
+
+    def late(job: _Job) -> Any:
+        monkeypatch.setattr(_Job, "alone", real)
+        run(model, out)
+        return real(job)
+
+    monkeypatch.setattr(_Job, "alone", late)
+    done = run(model, out)
+    assert done.kept_nbytes == done.nbytes
+    assert os.listdir(out.parent) == ["out"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.EIO, "broken")])
+def test_readers_have_ended_before_their_files_are_closed(
+    model: Any, out: Path, error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading: list[int] = []
+    closed_while: list[int] = []
+    load, close = CheckpointRecords.load, CheckpointRecords.close
+
+    def slow_load(records: Any, layer: int, expert: int, slot: Any) -> None:
+        loading.append(expert)
+        time.sleep(0.05 * expert)
+        load(records, layer, expert, slot)
+        loading.remove(expert)
+
+    def noting_close(records: Any) -> None:
+        closed_while.append(len(loading))
+        close(records)
+
+    def stop(*step: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(CheckpointRecords, "load", slow_load)
+    monkeypatch.setattr(CheckpointRecords, "close", noting_close)
+    with pytest.raises((KeyboardInterrupt, OSError, WriteFailed)):
+        convert(model.open(), model.plan, out, progress=stop, threads=2)
+    assert closed_while == [0]
+    assert loading == []
+    assert not [t for t in threading.enumerate() if t.name.startswith("diskmoe-convert")]
+
+
+@pytest.mark.parametrize("dense", sorted(FORMATS))
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_a_matrix_passes_through_memory_in_blocks(
+    tmp_path: Path, dtype: str, dense: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = 256 << 10
+    monkeypatch.setattr(pieces, "ROW_BLOCK_BYTES", block)
+    weights = np.zeros(
+        (2048, 768), {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[dtype]
+    )
+    write_safetensors(tmp_path / "model.safetensors", {"w": (dtype, weights)})
+    (tmp_path / "config.json").write_text("{}")
+    checkpoint, layout = Checkpoint.open(tmp_path), matrix_layout(dense, 2048, 768)
+    whole = checkpoint.pack("w", layout)
+    assert b"".join(part.tobytes() for part in packed_parts(checkpoint, "w", layout)) == (
+        whole.tobytes()
+    )
+    tracemalloc.start()
+    try:
+        for part in packed_parts(checkpoint, "w", layout):
+            del part
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    scales = layout.tiles * layout.groups * 32
+    assert peak < 3 * block + scales + 50_000
 
 
 def test_a_finished_conversion_is_recognised(model: Any, out: Path) -> None:

@@ -1,5 +1,8 @@
 """The bits of each format, against a plain NumPy twin."""
 
+import tracemalloc
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -160,6 +163,20 @@ def test_bf16_rounds_to_nearest_with_ties_to_even() -> None:
     np.testing.assert_array_equal(
         widen_bf16(round_to_bf16(numbers)), np.array(expected, np.float32)
     )
+
+
+@pytest.mark.parametrize("convert", [round_to_bf16, widen_bf16])
+def test_converting_bf16_takes_no_memory_beside_the_result(convert: Any) -> None:
+    source = np.zeros((300, 512), np.float32 if convert is round_to_bf16 else np.uint16)
+    convert(source)
+    tracemalloc.start()
+    try:
+        result = convert(source)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert result.shape == source.shape
+    assert peak < result.nbytes + 10_000
 
 
 def test_bits_choose_a_format_and_wrong_bits_list_the_choices() -> None:

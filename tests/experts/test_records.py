@@ -2,8 +2,13 @@
 
 import json
 import os
+import pickle
 import struct
+import subprocess
+import sys
 import threading
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +16,13 @@ import numpy as np
 import pytest
 
 from diskmoe.experts.arena import Arena
+from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, TensorPlan
 from diskmoe.experts.container import Container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.errors import BadModel, ReadFailed
 from diskmoe.experts.formats import FORMATS
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
+from diskmoe.experts.safetensors_io import write_safetensors
 from diskmoe.experts.store import ExpertStore
 from diskmoe.experts.tiles import pack_record, unpack_record
 
@@ -68,6 +75,49 @@ def test_a_checkpoints_buffers_are_bounded_by_the_threads(tiny_model: Any) -> No
     records.close()
 
 
+@pytest.mark.parametrize("fmt", [None, *FORMATS])
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_scratch_is_an_upper_bound_and_a_close_one(
+    tmp_path: Path, dtype: str, fmt: str | None
+) -> None:
+    hidden, ffn = 2048, 768
+    layer = ExpertTensors(0, "{e}.gate", "{e}.up", "{e}.down")
+    plan = TensorPlan(1, 1, hidden, ffn, (), (layer,))
+    kind = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[dtype]
+    inner, down = np.zeros((ffn, hidden), kind), np.zeros((hidden, ffn), kind)
+    tensors = {"0.gate": (dtype, inner), "0.up": (dtype, inner), "0.down": (dtype, down)}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "config.json").write_text("{}")
+    records = CheckpointRecords(Checkpoint.open(tmp_path), plan, fmt, io_threads=1)
+    slot = np.empty(records.record_layout.nbytes, np.uint8)
+    records.load(0, 0, slot)  # kernels are loaded by now, and the buffer is given up
+    records._buffers.get()
+    records._buffers.put(None)
+    tracemalloc.start()
+    try:
+        records.load(0, 0, slot)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        records.close()
+    objects = 10_000  # Python's own
+    assert peak - objects < records.scratch_bytes < 1.02 * peak
+
+
+def test_scratch_has_room_for_the_widest_expert(tiny_model: Any) -> None:
+    model = tiny_model(dtype="F16")
+    name = model.plan.experts[1].names(2)[0]
+    tensors = {n: ("F16", w.astype(np.float16)) for n, w in model.weights.items()}
+    tensors[name] = ("F32", model.weights[name])
+    write_safetensors(model.path / "model.safetensors", tensors)
+    records = CheckpointRecords(model.open(), model.plan, "f32", io_threads=1)
+    assert records.scratch_bytes == 24 * 40 * (4 + 4)  # one of F32, the copy of another
+    slot = np.empty(records.record_layout.nbytes, np.uint8)
+    records.load(1, 2, slot)
+    np.testing.assert_array_equal(slot, pack_record(*expected(model, 1, 2), records.record_layout))
+    records.close()
+
+
 @pytest.mark.parametrize("direct", ["auto", "off"])
 @pytest.mark.parametrize("fmt", sorted(FORMATS))
 def test_a_containers_record_equals_the_checkpoints(tiny_model: Any, fmt: str, direct: Any) -> None:
@@ -100,6 +150,85 @@ def test_a_container_cut_off_while_running_fails_with_layer_and_expert(tiny_mode
     assert len(store.resident(1)) == 0
     list(store.fetch(0, np.array([2], np.int32)))
     store.close()
+
+
+@pytest.mark.parametrize("harm", ["deleted", "truncated"])
+@pytest.mark.parametrize("kind", ["container", "checkpoint"])
+def test_a_file_lost_while_decoding_ends_in_one_line_that_says_where(
+    tiny_model: Any, kind: str, harm: str
+) -> None:
+    model = tiny_model(dtype="BF16")
+    if kind == "container":
+        out = model.path.parent / "out"
+        convert(model.open(), model.plan, out, "q4", "q8")
+        container = Container.open(out)
+        records = ContainerRecords(container)
+        path, offset, nbytes = container.record(1, 2)
+    else:
+        checkpoint = model.open()
+        records = CheckpointRecords(checkpoint, model.plan, "q4")
+        info = checkpoint.info(model.plan.experts[1].names(2)[0])
+        path, offset, nbytes = info.path, info.offset, info.nbytes
+    store = ExpertStore(records, 2, records.layers, records.n_experts)
+    if harm == "deleted":
+        path.unlink()
+    else:
+        list(store.fetch(1, np.array([1], np.int32)))  # the file is open by now
+        os.truncate(path, offset + 10)
+    with pytest.raises(ReadFailed) as caught:
+        list(store.fetch(1, np.array([2], np.int32)))
+    message = str(caught.value)
+    assert f"{path}: reading {nbytes} bytes at {offset} (layer 1, expert 2)" in message
+    assert ("No such file" if harm == "deleted" else "bytes early") in message
+    assert "\n" not in message
+    assert caught.value.exit_code == 1
+    assert 2 not in store.resident(1)
+    store.close()
+
+
+LOADING_AFTER_COMPILING = """
+import pathlib, pickle, sys
+import numpy as np
+from numba.core import event
+from diskmoe.experts.checkpoint import Checkpoint
+from diskmoe.experts.records import CheckpointRecords
+from diskmoe.experts.tiles import compile_packers, matrix_layout
+formats, paths = sys.argv[1].split(","), sys.argv[2:]
+compile_packers(formats)
+with event.install_recorder("numba:compile") as recorder:
+    for path in paths:
+        checkpoint = Checkpoint.open(path)
+        plan = pickle.loads(pathlib.Path(path, "plan").read_bytes())
+        for fmt in formats:
+            records = CheckpointRecords(checkpoint, plan, fmt)
+            for layer in plan.experts:
+                slot = np.empty(records.record_layout_of(layer.layer).nbytes, np.uint8)
+                records.load(layer.layer, 1, slot)
+            for tensor in plan.dense:
+                if tensor.kind == "matrix":
+                    checkpoint.pack(tensor.name, matrix_layout(fmt, *tensor.shape))
+assert not recorder.buffer, [str(record) for _, record in recorder.buffer]
+"""
+
+
+@pytest.mark.parametrize("formats", ["q4", "q8", "bf16,f32"])
+def test_nothing_is_compiled_by_loading_after_the_packers_were(
+    tiny_model: Any, formats: str
+) -> None:
+    paths = []
+    for dtype in ("F32", "F16", "BF16"):
+        model = tiny_model(dtype=dtype, name=dtype)
+        first, second = model.plan.experts
+        plan = replace(model.plan, experts=(first, replace(second, mtp=True)))
+        (model.path / "plan").write_bytes(pickle.dumps(plan))
+        paths.append(str(model.path))
+    run = subprocess.run(
+        [sys.executable, "-c", LOADING_AFTER_COMPILING, formats, *paths],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
 
 
 def test_weights_that_are_not_finite_are_named_when_quantised(tiny_model: Any) -> None:
