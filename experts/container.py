@@ -9,7 +9,8 @@
 The rule of this file: `open` checks every number before anything is used: versions, names, sizes
 and offsets against the layouts that they must have. Each file's ``__metadata__`` tells:
 
-* all files: ``format_version``, ``source`` (fingerprint of what was converted, and how)
+* all files: ``format_version``, ``source`` (fingerprint of what was converted, and how),
+  ``config`` (digest of config.json: other numbers there would give other text without a word)
 * dense: ``dense`` = JSON {name: {format, shape}} of the matrices, ``dense_format``,
   ``expert_format``, ``hidden``, ``ffn``, ``n_experts``, ``layers`` = JSON list, ``mtp_layers`` =
   JSON list of those that are MTP layers (q8 in a q4 model: four bits ruin a draft head)
@@ -20,6 +21,7 @@ A record starts at a multiple of 4096 in its file and its length is one: a singl
 """
 
 import hashlib
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,12 @@ def checksum(record: Bytes) -> str:
     return hashlib.blake2b(record.data, digest_size=8).hexdigest()
 
 
+def config_digest(config: dict[str, Any]) -> str:
+    """BLAKE2b-64 of a config's contents in hex; spacing and order do not count."""
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
 def is_container(directory: str | Path) -> bool:
     """Does the directory look like one of ours? Says nothing about whether it is in order."""
     path = Path(directory)
@@ -87,6 +95,7 @@ class Facts:
     n_experts: int
     layers: tuple[int, ...]
     mtp_layers: tuple[int, ...]
+    config: str  # digest of config.json
     source: str
 
     def format_of(self, layer: int) -> str:
@@ -101,6 +110,7 @@ class Facts:
         return {
             "format_version": FORMAT_VERSION,
             "source": self.source,
+            "config": self.config,
             "expert_format": self.expert_format,
             "hidden": str(self.hidden),
             "ffn": str(self.ffn),
@@ -148,6 +158,12 @@ class Container:
             raise BadModel(f"{path}: {DENSE_NAME} is missing; convert the model again")
         dense = read_header(path / DENSE_NAME)
         facts = read_facts(dense)
+        found = config_digest(config)
+        if found != facts.config:
+            raise BadModel(
+                f"{path / 'config.json'}: was changed after the conversion (digest {found}, it was "
+                f"{facts.config}): put the model's own file back, or convert again"
+            )
         layouts = _read_layouts(dense)
         records: dict[int, list[TensorInfo]] = {}
         checksums: dict[int, dict[str, str]] = {}
@@ -252,6 +268,7 @@ def read_facts(dense: Header) -> Facts:
         n_experts=_count(dense, "n_experts"),
         layers=layers,
         mtp_layers=mtp_layers,
+        config=_text(dense, "config"),
         source=_text(dense, "source"),
     )
 
@@ -347,7 +364,7 @@ def check_expert_file(
     """(records by expert, checksums by name) of a layer's file, checked; BadModel otherwise."""
     require_version(header)
     facts = replace(facts, expert_format=facts.format_of(layer))  # what this file says of itself
-    for key in ("expert_format", "hidden", "ffn", "n_experts", "source"):
+    for key in ("expert_format", "hidden", "ffn", "n_experts", "config", "source"):
         found, expected = _text(header, key), str(getattr(facts, key))
         if found != expected:
             raise BadModel(

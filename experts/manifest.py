@@ -17,6 +17,7 @@ from diskmoe.experts.container import (
     DENSE_NAME,
     FORMAT_VERSION,
     Facts,
+    config_digest,
     experts_name,
     record_name,
 )
@@ -53,6 +54,7 @@ class Manifest:
             n_experts=plan.n_experts,
             layers=tuple(sorted(layer.layer for layer in plan.experts)),
             mtp_layers=tuple(sorted(layer.layer for layer in plan.experts if layer.mtp)),
+            config=config_digest(checkpoint.config),
             source="",
         )
         self.facts = replace(facts, source=_fingerprint(checkpoint, plan, facts))

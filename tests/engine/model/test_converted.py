@@ -70,14 +70,26 @@ def test_the_mtp_layer_is_kept_in_the_files_and_not_loaded(tmp_path):
         ({"tie_word_embeddings": False, "head_dim": 16}, "has shape"),
     ],
 )
-def test_a_config_of_another_model_is_refused(tmp_path, changes, words):
+def test_a_plan_of_another_model_is_refused(tmp_path, changes, words):
+    _, folder = make(tmp_path, "q8", "q8")
+    container = Container.open(folder)
+    other = read_config(container.config | changes, "x")
+    with pytest.raises(BadModel) as caught:
+        verify_container(container, tensor_plan(other))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{"num_experts_per_tok": 1}, {"rope_theta": 100.0}])
+def test_a_config_that_was_changed_after_the_conversion_is_refused(tmp_path, changes):
+    """Such a model would run, and say something else."""
     _, folder = make(tmp_path, "q8", "q8")
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    container = Container.open(folder)
-    with pytest.raises(BadModel) as caught:
-        verify_container(container, tensor_plan(read_config(container.config, "x")))
-    assert words in str(caught.value)
+    before = json.loads(path.read_text())
+    path.write_text(json.dumps(before, indent=9))
+    Container.open(folder)  # spacing is no change
+    path.write_text(json.dumps(before | changes))
+    with pytest.raises(BadModel, match="changed after the conversion"):
+        Container.open(folder)
 
 
 def test_the_mtp_layer_is_never_below_int8(tmp_path):
