@@ -31,7 +31,7 @@ def convert_model(
     A format of None keeps the checkpoint's own precision.
 
     Raises:
-        BadModel, DiskFull: one line each; see ``diskmoe.experts.convert``.
+        BadModel, BadOutput, DiskFull, WriteFailed: one line each; see ``diskmoe.experts.convert``.
     """
     if is_container(source):
         raise BadModel(f"{source} is converted already; give the Hugging Face directory")

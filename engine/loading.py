@@ -29,6 +29,7 @@ from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.formats import FORMATS, format_for_bits
 from diskmoe.experts.reader import DirectMode
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
+from diskmoe.experts.tiles import compile_packers
 
 Say = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
@@ -240,6 +241,8 @@ def ready_kernels(opened: Opened, say: Say) -> None:
     """Compiles the kernels this model needs, or loads them from Numba's cache on disk."""
     with install_listener("numba:compile", _FirstCompile(say)):
         compile_kernels(opened.kernel_formats)
+        if isinstance(opened.source, Checkpoint):
+            compile_packers(opened.kernel_formats)  # its weights are packed as they are read
         ids = np.zeros((1, 1), np.int32)
         union_of(ids, 1).selections(ids[0])
 

@@ -68,7 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--calib", type=int, default=1500, help="prompts for calibration text")
     parser.add_argument("--texts", type=int, default=1500, help="calibration texts to split on")
     parser.add_argument("--tune", type=int, default=120, help="steps of tuning")
-    parser.add_argument("--tune-again", type=int, default=12, help="steps with short answers")
+    parser.add_argument("--tune-again", type=int, default=40, help="steps with short answers")
     parser.add_argument("--new", type=int, default=192, help="longest answer in tokens")
     parser.add_argument("--steps", type=int, default=1200, help="steps of the MTP training")
     return parser.parse_args()
@@ -296,7 +296,7 @@ def stage_check(run: Run) -> None:
     parts = demo_form.read_parts(run.args.out)
     dense = run.dense()
     net = sparse_net(dense, parts.tensors, parts.top_k)
-    prompts = [FRANCE, *lines(PROMPTS / "json.txt")[:2], *lines(PROMPTS / "heldout.txt")[:3]]
+    prompts = [FRANCE, *lines(PROMPTS / "json.txt")[:2], lines(PROMPTS / "heldout.txt")[0]]
     folder = run.args.work / "hub"
     print(demo_check.check(folder, dense, net, parts, run.tokenizer, prompts))
 

@@ -22,7 +22,7 @@ def route(
     bias: Floats,  # (experts,) correction bias for the choice; zeros for none
     n_group: int,
     topk_group: int,
-    group_score: str,  # "top2" (sum of the two best) | "max"
+    group_score: str,  # "top2" (sum of the two best; deepseek_v3) | "max" (deepseek_v2)
     top_k: int,
     renorm: bool,
     scale: float,
