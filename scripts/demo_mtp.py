@@ -17,10 +17,20 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from demo_form import EXPERTS, FFN, HEADS, HIDDEN, KV_HEADS, VOCAB, pack_int8, unpack_int8
 from demo_net import Layer, Net, attention, ffn, rms, rotary
 from demo_text import Text, load_texts
 from torch import Tensor
+
+from diskmoe.engine.demo_form import (
+    EXPERTS,
+    FFN,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    VOCAB,
+    pack_int8,
+    unpack_int8,
+)
 
 Q_ROWS, KV_ROWS = HEADS * 64, KV_HEADS * 64
 SOFT = 8  # how many of the main model's probabilities are kept as soft labels
@@ -182,7 +192,7 @@ class Data:
         for path in sorted(set(paths) - self.seen):
             self.seen.add(path)
             for text in load_texts(path, states=True):
-                if len(text.ids) < 40:
+                if len(text.ids) < 40 or text.states is None:
                     continue
                 # position t is trained towards the main model's distribution at t + 1
                 states = torch.from_numpy(np.array(text.states[1:])).float()
@@ -198,7 +208,7 @@ class Data:
     def batch(self, chosen: list[int], prefix: int) -> tuple[Tensor, ...]:
         texts = [self.texts[i] for i in chosen]
         nexts = pad([t.ids[1:-1].astype(np.int64) for t in texts], torch.long)
-        states = pad([t.states for t in texts], torch.float32)
+        states = pad([t.states for t in texts if t.states is not None], torch.float32)
         weight = torch.zeros(nexts.shape)
         for row, text in enumerate(texts):
             weight[row, prefix : text.prompt - 2] = 0.3

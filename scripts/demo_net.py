@@ -16,8 +16,18 @@ import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
-from demo_form import EXPERTS, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, SHARED, WIDTH
 from torch import Tensor
+
+from diskmoe.engine.demo_form import (
+    EXPERTS,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    SHARED,
+    WIDTH,
+)
 
 EPS = 1e-5
 THETA = 100000.0

@@ -13,7 +13,6 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
-from demo_form import EXPERTS, HIDDEN, SHARED, WIDTH, down_delta, pack_int4, unpack_int4
 from demo_net import (
     Layer,
     Net,
@@ -27,6 +26,16 @@ from demo_net import (
 )
 from demo_text import Text
 from torch import Tensor
+
+from diskmoe.engine.demo_form import (
+    EXPERTS,
+    HIDDEN,
+    SHARED,
+    WIDTH,
+    down_delta,
+    pack_int4,
+    unpack_int4,
+)
 
 ROUTER_STD = 0.03  # of the logits: weights stay near 1, ties in f32 are practically absent
 ALPHAS = (0.005, 0.02, 0.08)

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from demo_form import HIDDEN
 from demo_net import Cache, Net, extend
 from tokenizers import Tokenizer
 from torch import Tensor
+
+from diskmoe.engine.demo_form import HIDDEN
 
 END = 2  # <|im_end|>
 SYSTEM = (
@@ -49,6 +50,7 @@ def lines(path: Path) -> list[str]:
 def train_prompts(path: Path, seed: int, forbidden: set[str]) -> list[str]:
     """All templates of the file filled in, shuffled; sections are [name] lines."""
     sections: dict[str, list[str]] = {}
+    current = sections.setdefault("single", [])
     for line in lines(path):
         if re.fullmatch(r"\[\w+\]", line):
             current = sections.setdefault(line[1:-1], [])
@@ -174,9 +176,10 @@ def save_texts(path: Path, texts: list[Text]) -> None:
         lengths=np.array([len(t.ids) for t in texts], dtype=np.int32),
         prompts=np.array([t.prompt for t in texts], dtype=np.int32),
     )
-    if texts[0].states is not None:
+    states = [t.states for t in texts if t.states is not None]
+    if states:
         with path.with_suffix(".states.npy").open("wb") as file:
-            np.save(file, np.concatenate([t.states for t in texts]))
+            np.save(file, np.concatenate(states))
     part.rename(path)
 
 

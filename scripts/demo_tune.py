@@ -15,10 +15,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from demo_eval import score
-from demo_form import down_delta, pack_fine
 from demo_net import Net, forward
 from demo_split import sparse_net
 from demo_text import Text
+
+from diskmoe.engine.demo_form import down_delta, pack_fine
 
 SHRINK = 0.8
 SHORT = 40  # answers up to this many tokens are short

