@@ -17,17 +17,18 @@ from typing import Any
 
 from diskmoe.engine.arguments import COMMANDS, run_settings, wants_traceback
 from diskmoe.engine.errors import DiskMoeError
-from diskmoe.engine.settings import SETTINGS
+from diskmoe.engine.settings import PREFIX, SETTINGS
 
 INTRO = """\
 usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
-       diskmoe convert SRC OUT [--experts q4|q8|bf16|f32] [--dense q8|bf16|f32]
+       diskmoe convert SRC OUT [--experts FORMAT] [--dense FORMAT]     default: q4, q8
        diskmoe plan [MODEL] [CAP [EXPERT_BITS [DENSE_BITS]]] [--json]
-       diskmoe demo-model [--form sparse|dense] [--export DIR] [--wheel FILE]
+       diskmoe demo-model [--form sparse|dense] [--export DIR] [--wheel FILE] [--force]
        diskmoe --version
 
 Runs a Mixture-of-Experts language model from disk and streams its text to stdout.
 
+  FORMAT       q4, q8, bf16, f32, or keep: the checkpoint's own precision
   CAP          hot-store slots per layer (experts kept in RAM); default: what the budget holds
   EXPERT_BITS  4, 8, 16 or 32: bits of experts when a checkpoint is quantised on the way in
   DENSE_BITS   the same for all other weights
@@ -148,7 +149,8 @@ def help_text() -> str:
             left = f"{setting.flag} {setting.kind}".rstrip()
             default = "" if setting.default is None else f" (default {_plain(setting.default)})"
             note = " [no effect in this version]" if setting.effect else ""
-            lines.append(f"  {left:<26} {setting.name:<14} {setting.help}{default}{note}")
+            name = setting.name if setting.bare else PREFIX + setting.name
+            lines.append(f"  {left:<26} {name:<18} {setting.help}{default}{note}")
         lines.append("")
     lines.append("  --chat, --raw              the same as --chat 1 and --chat 0")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ from diskmoe.engine.settings import PREFIX, SETTINGS
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts_arrive() -> None:
+    """A test run in the background of a shell ignores Ctrl-C, and so would what it tests."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

