@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.settings import PREFIX, SETTINGS, Value, did_you_mean, resolve
 
-COMMANDS = ("run", "convert", "plan", "demo-model", "help")
+COMMANDS = ("run", "convert", "export", "plan", "demo-model", "help")
 POSITIONALS = ("CAP", "EXPERT_BITS", "DENSE_BITS")
 
 

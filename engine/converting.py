@@ -11,8 +11,9 @@ from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.budget import shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint
-from diskmoe.experts.container import is_container
+from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.convert import convert
+from diskmoe.experts.export import export_checkpoint
 
 Say = Callable[[str], None]
 LINES_EVERY_SECONDS = 2.0
@@ -53,6 +54,20 @@ def convert_model(
         f"written   {shown_bytes(done.nbytes)} at {out} in {done.seconds:.1f} s"
         + (f" ({shown_bytes(done.kept_nbytes)} were there already)" if done.kept_nbytes else "")
     )
+
+
+def export_model(source: Path, out: Path, say: Say) -> None:
+    """Writes a converted model back as an f32 checkpoint, for other programs to compare with.
+
+    Raises:
+        BadModel, BadOutput: one line each.
+    """
+    if not is_container(source):
+        raise BadModel(f"{source} is not a converted model: there is nothing to write back")
+    container = Container.open(source)
+    config = read_config(container.config, str(source / "config.json"))
+    nbytes = export_checkpoint(container, tensor_plan(config, container.has), out)
+    say(f"written   {shown_bytes(nbytes)} in f32 at {out}")
 
 
 def _progress(say: Say) -> Callable[[int, int, str], None]:

@@ -1,4 +1,4 @@
-"""``diskmoe convert`` and ``diskmoe demo-model``: making models ready to run."""
+"""``diskmoe convert``, ``export`` and ``demo-model``: making models."""
 
 from __future__ import annotations
 
@@ -35,6 +35,19 @@ def convert_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> i
 
     convert_model(source, out, experts, dense, say, values["THREADS"].value)
     say(f'next      MODEL={out} diskmoe "your question"')
+    return 0
+
+
+def export_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
+    """``diskmoe export MODEL OUT``."""
+    _, _, places = _understood("export", words, env, {}, ("DEBUG", "VERBOSE"))
+    if len(places) != 2:
+        raise BadRequest(
+            f"export takes two directories, MODEL and OUT, and got {len(places)}; see diskmoe --help"
+        )
+    from diskmoe.engine.converting import export_model  # imports Numba
+
+    export_model(as_path(places[0]), as_path(places[1]), say)
     return 0
 
 

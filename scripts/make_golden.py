@@ -5,14 +5,16 @@
 
 Each fixture is a random model of one family as its own ``save_pretrained`` writes it, in bf16, and
 ``expected.json``: the prompt, the logits of every prompt row in f32, and the greedy tokens after it
-with the least gap between the best and the second best logit. The plain test run checks them without torch, so that a machine
-without the oracle still notices a wrong forward. Numbers come from torch on the CPU in f32; another
+with the least gap between the best and the second best logit; and, for the model converted to
+q8/q8 and q4/q8, the logits that transformers gives with the dequantised weights. The plain test run
+checks them without torch, so that a machine without the oracle still notices a wrong forward. Numbers come from torch on the CPU in f32; another
 torch version may change their last digits, the committed files are the reference.
 """
 
 import argparse
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,18 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from diskmoe.engine.model.config import read_config
+from diskmoe.engine.model.tensors import tensor_plan
+from diskmoe.experts.checkpoint import Checkpoint
+from diskmoe.experts.container import Container
+from diskmoe.experts.convert import convert
+from diskmoe.experts.export import export_checkpoint
+
 PROMPT = [3, 17, 42, 8, 29, 51, 11, 60]
 TOKENS = 32
 LEAST_MARGIN = 0.01
 LEAST_DISTINCT = 8  # different tokens in the answer: one that repeats itself proves little
+QUANTISED = (("q8", "q8"), ("q4", "q8"))  # experts, dense
 LARGEST_FILE = 300_000  # bytes: fixtures live in git
 
 _COMMON: dict[str, Any] = {
@@ -132,8 +142,11 @@ def make(folder: Path, family: str, settings: dict[str, Any]) -> None:
             f" {LEAST_DISTINCT} different tokens"
         )
     expected = {"prompt": PROMPT, "greedy": tokens, "least_margin": round(margin, 5)}
-    rows = ",\n  ".join(json.dumps([round(value, 7) for value in row]) for row in logits)
-    text = json.dumps(expected)[:-1] + f', "logits": [\n  {rows}\n]}}\n'
+    text = json.dumps(expected)[:-1] + f', "logits": [\n  {rows_text(logits)}\n]'
+    for experts, dense in QUANTISED:
+        rows = rows_text(quantised_logits(folder, experts, dense))
+        text += f', "logits {experts}/{dense}": [\n  {rows}\n]'
+    text += "}\n"
     (folder / "expected.json").write_text(text, encoding="utf-8", newline="\n")
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     if max(sizes.values()) > LARGEST_FILE:
@@ -141,6 +154,21 @@ def make(folder: Path, family: str, settings: dict[str, Any]) -> None:
     print(
         f"{folder.name}: seed {seed}, margin {margin:.4f}, {len(set(tokens))} tokens, {sum(sizes.values())} bytes"
     )
+
+
+def quantised_logits(folder: Path, experts: str, dense: str) -> list[list[float]]:
+    """What transformers says of the prompt, given the numbers that quantised weights stand for."""
+    checkpoint = Checkpoint.open(folder)
+    plan = tensor_plan(read_config(checkpoint.config, str(folder)), checkpoint.has)
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        convert(checkpoint, plan, work / "converted", experts, dense)
+        export_checkpoint(Container.open(work / "converted"), plan, work / "exported")
+        return answer(work / "exported")[0]
+
+
+def rows_text(logits: list[list[float]]) -> str:
+    return ",\n  ".join(json.dumps([round(value, 7) for value in row]) for row in logits)
 
 
 def main() -> None:

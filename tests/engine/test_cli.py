@@ -138,6 +138,8 @@ def test_a_bug_of_ours_is_one_line_and_a_traceback_only_on_demand(
         (["demo-model", "--form", "sprase"], "did you mean sparse"),
         (["demo-model", "here"], "takes no argument"),
         (["convert", "no/such", "b"], "no/such"),
+        (["export", "no/such", "b"], "not a converted model"),
+        (["export", "a"], "two directories"),
     ],
 )
 def test_slips_of_the_making_commands_are_one_line(words, message, capsys) -> None:

@@ -15,6 +15,7 @@ from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container
 from diskmoe.experts.convert import convert
+from diskmoe.experts.export import export_checkpoint
 
 pytestmark = pytest.mark.oracle
 
@@ -207,10 +208,5 @@ def dequantised(folder: Path, out: Path) -> Path:
     """A checkpoint in f32 of the numbers that a converted model's weights stand for."""
     container = Container.open(folder)
     plan = tensor_plan(read_config(container.config, str(folder)))
-    tensors = {tensor.name: container.f32(tensor.name) for tensor in plan.dense}
-    for layer in plan.experts:
-        for expert in range(plan.n_experts):
-            matrices = container.expert_f32(layer.layer, expert)
-            tensors |= zip(layer.names(expert), matrices, strict=True)
-    config = {**container.config, "dtype": "float32"}
-    return write_checkpoint(out, config, tensors)
+    export_checkpoint(container, plan, out)
+    return out

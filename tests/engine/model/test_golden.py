@@ -12,7 +12,10 @@ from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.families import FAMILIES
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.checkpoint import Checkpoint
+from diskmoe.experts.container import Container
 from diskmoe.experts.convert import convert
+from diskmoe.experts.errors import BadOutput
+from diskmoe.experts.export import export_checkpoint
 
 TOLERANCE = 1e-4
 _FORMS = {"checkpoint": None, "converted f32": "f32", "converted bf16": "bf16"}
@@ -56,3 +59,40 @@ def test_greedy_tokens_equal_those_of_transformers(golden, model_folder, slots, 
             logits = model.forward([found[-1] if found else prompt[-1]])
             found.append(int(logits[0].argmax()))
     assert found == expected
+
+
+@pytest.mark.parametrize(("experts", "dense"), [("q8", "q8"), ("q4", "q8")])
+def test_quantised_logits_are_near_those_of_transformers_given_the_same_numbers(
+    golden, tmp_path, experts, dense
+):
+    """What is left is the int8 rounding of activations; no row of these models chooses another
+    expert by it."""
+    checkpoint = Checkpoint.open(golden[0])
+    plan = tensor_plan(read_config(checkpoint.config, "golden"), checkpoint.has)
+    convert(checkpoint, plan, tmp_path / "converted", experts, dense)
+    expected = np.array(golden[1][f"logits {experts}/{dense}"], np.float32)
+    with running(tmp_path / "converted", slots=2) as model:
+        found = model.forward(golden[1]["prompt"], "all")
+    rows = np.abs(found - expected).max(axis=1) / np.abs(expected).max()
+    assert rows.max() < 2e-2
+
+
+def test_an_exported_model_is_the_converted_one_in_f32(golden, tmp_path):
+    checkpoint = Checkpoint.open(golden[0])
+    plan = tensor_plan(read_config(checkpoint.config, "golden"), checkpoint.has)
+    convert(checkpoint, plan, tmp_path / "converted", "q4", "q8")
+    container = Container.open(tmp_path / "converted")
+    export_checkpoint(container, plan, tmp_path / "exported")
+    exported = Checkpoint.open(tmp_path / "exported")
+    exported.verify(plan)
+    for tensor in plan.dense:
+        np.testing.assert_array_equal(exported.f32(tensor.name), container.f32(tensor.name))
+    layer = plan.experts[-1]
+    for name, matrix in zip(layer.names(1), container.expert_f32(layer.layer, 1), strict=True):
+        np.testing.assert_array_equal(exported.f32(name), matrix)
+    with pytest.raises(BadOutput, match="in use"):
+        export_checkpoint(container, plan, tmp_path / "exported")
+    # the logits that transformers gave to these numbers
+    expected = np.array(golden[1]["logits q4/q8"], np.float32)
+    with running(tmp_path / "exported", slots=2) as model:
+        assert np.abs(model.forward(golden[1]["prompt"], "all") - expected).max() < TOLERANCE

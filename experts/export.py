@@ -1,0 +1,60 @@
+"""A converted model written back as a Hugging Face checkpoint, in the numbers its weights stand for.
+
+The rule of this file: what is written is exactly what the kernels multiply with, so another program
+that reads it computes with the same weights, quantisation error included. One tensor is in memory
+at a time.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from diskmoe.experts.checkpoint import TensorPlan
+from diskmoe.experts.container import Container
+from diskmoe.experts.convert import COPIED
+from diskmoe.experts.errors import BadOutput
+from diskmoe.experts.safetensors_io import SafetensorsWriter, TensorSpec
+
+FILE_NAME = "model.safetensors"
+
+
+def export_checkpoint(container: Container, plan: TensorPlan, out: Path) -> int:
+    """Write ``out`` (a directory that is new or empty) in f32; returns the bytes of its tensors.
+
+    Raises BadOutput when the directory is in use, and OSError when it cannot be written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadOutput(f"{out}: is in use; name a new directory")
+    out.mkdir(parents=True, exist_ok=True)
+    specs = [TensorSpec(tensor.name, "F32", tensor.shape) for tensor in plan.dense]
+    inner, down = (plan.ffn, plan.hidden), (plan.hidden, plan.ffn)
+    for layer in plan.experts:
+        for expert in range(plan.n_experts):
+            shapes = zip(layer.names(expert), (inner, inner, down), strict=True)
+            specs += [TensorSpec(name, "F32", shape) for name, shape in shapes]
+    metadata = {"format": "pt"}
+    with closing(SafetensorsWriter(out / FILE_NAME, specs, metadata)) as writer:
+        for array in _arrays(container, plan):
+            writer.write(array)
+        writer.finish(metadata)
+    for pattern in COPIED:
+        for source in sorted(container.path.glob(pattern)):
+            target = out / source.relative_to(container.path)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(source, target)
+    config = {**container.config, "dtype": "float32", "torch_dtype": "float32"}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return sum(spec.nbytes for spec in specs)
+
+
+def _arrays(container: Container, plan: TensorPlan) -> Iterator[npt.NDArray[np.float32]]:
+    for tensor in plan.dense:
+        yield container.f32(tensor.name)
+    for layer in plan.experts:
+        for expert in range(plan.n_experts):
+            yield from container.expert_f32(layer.layer, expert)
