@@ -68,6 +68,7 @@ class Prepared:
     opened: Opened
     text: TextSide
     options: Options
+    cached_share: float | None  # of the expert files in the page cache, before a weight was read
 
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Raises BadRequest when the model cannot be fed these tokens."""
@@ -101,7 +102,7 @@ def prepare(path: str | Path, options: Options | None = None, say: Say = _silent
     except BaseException:
         opened.records.close()
         raise
-    return Prepared(opened, text, options)
+    return Prepared(opened, text, options, cached_share(opened.records.files))
 
 
 class Model:
@@ -118,6 +119,7 @@ class Model:
         self.opened = prepared.opened
         self.text = prepared.text
         self.options = prepared.options
+        self._cached_share = prepared.cached_share
         self.config = prepared.opened.config
         self.memory = memory
         self.workers = workers
@@ -269,7 +271,7 @@ class Model:
             return "warm"
         if self.opened.io_mode.startswith("O_DIRECT"):
             return "cold"
-        share = cached_share(self.opened.records.files)
+        share = self._cached_share
         return "cold" if share is not None and share < WARM_SHARE else "warm"
 
     def close(self) -> None:

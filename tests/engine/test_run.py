@@ -316,3 +316,20 @@ def test_the_models_own_sampling_is_the_default_and_is_said(tmp_path, capsys) ->
 def test_a_context_far_beyond_the_model_is_refused(tiny, capsys) -> None:
     assert main(["--model", str(tiny), "--prompt-ids", "1", "--ctx", "10000000"]) == 2
     assert "10000000" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs posix_fadvise and mincore")
+def test_cold_and_warm_are_told_apart(tmp_path: Path, capsys) -> None:
+    from diskmoe.experts.pagecache import cached_share
+
+    config = tiny_config("qwen3_moe", eos_token_id=None, moe_intermediate_size=1024)
+    write_checkpoint(tmp_path, config, random_tensors(config, seed=1), dtype="bf16")
+    weights = tmp_path / "model.safetensors"
+    assert report(capsys, "--model", str(tmp_path), "--ngen", "1")["cache_state"] == "warm"
+    with weights.open("rb+") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    share = cached_share([weights])
+    if share is None or share > 0.05:
+        pytest.skip("this file system keeps its pages whatever it is advised")
+    assert report(capsys, "--model", str(tmp_path), "--ngen", "1")["cache_state"] == "cold"
