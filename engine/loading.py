@@ -113,11 +113,6 @@ def open_model(path: Path, options: Options) -> Opened:
     Raises:
         BadModel: not a model, damaged, or of a family that is not supported.
     """
-    if path.suffix == ".gguf" and path.is_file():
-        raise BadModel(
-            f"{path}: GGUF files are not read by this version; "
-            "give a Hugging Face directory with safetensors, or a converted model"
-        )
     if is_container(path):
         return _open_container(path, options)
     return _open_checkpoint(path, options)
@@ -282,8 +277,6 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
         context=opened.context,
         available=(free, where),
     )
-    for line in plan.lines():
-        say(f"memory    {line.removeprefix('memory ')}")
     if peak_rss_bytes() > plan.budget_bytes:
         say(
             f"note      compiling the kernels took {shown_bytes(peak_rss_bytes())}, more than the "

