@@ -25,7 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from diskmoe.experts.compiled import kernel
 
 GROUP = 32
 _ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding and taking it away rounds half to even
@@ -120,7 +121,7 @@ def widen_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
     return wide.view(np.float32)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _round_to_bf16(bits, out):  # pragma: no cover - compiled
     """bits u32 (n,) of f32 -> out u16 (n,) of the nearest bf16; NaN is kept, as a quiet one."""
     for i in range(len(bits)):
@@ -131,7 +132,7 @@ def _round_to_bf16(bits, out):  # pragma: no cover - compiled
             out[i] = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def _f16_bits(x):  # pragma: no cover - compiled
     """f32 -> bits of the nearest f16, ties to even; beyond the range the largest finite number."""
     bits = np.int64(np.float32(x).view(np.uint32))
@@ -146,7 +147,7 @@ def _f16_bits(x):  # pragma: no cover - compiled
     return sign | ((magnitude - 0x38000000) >> 13)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def _f16_value(bits):  # pragma: no cover - compiled
     """Bits of a finite f16 -> f32."""
     exponent = (bits >> 10) & 31
@@ -160,7 +161,7 @@ def _f16_value(bits):  # pragma: no cover - compiled
     return value
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def quantise_q8(weights, values, scales):  # pragma: no cover - compiled
     """weights f32 (rows, cols) -> values i8 (rows, >= cols), scales u16 bits of f16 (rows, groups).
 
@@ -191,7 +192,7 @@ def quantise_q8(weights, values, scales):  # pragma: no cover - compiled
     return -1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel(error_model="numpy")
 def _add_q4_error(x, scale, error):  # pragma: no cover - compiled
     """error += (x - q4(x) * scale)**2, lane by lane; x, scale, error f32 (lanes,)."""
     for lane in range(x.shape[0]):
@@ -201,7 +202,7 @@ def _add_q4_error(x, scale, error):  # pragma: no cover - compiled
         error[lane] += difference * difference
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def quantise_q4(weights, values, scales):  # pragma: no cover - compiled
     """Like `quantise_q8`, for values in -8..7.
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from diskmoe.experts.compiled import kernel
 from diskmoe.experts.formats import (
     FORMATS,
     GROUP,
@@ -267,7 +267,7 @@ def unpack_record(record: Bytes, layout: RecordLayout) -> tuple[Floats, Floats, 
     return gate, up, down
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _pack_float(weights, out):  # pragma: no cover - compiled
     """weights (rows, cols) -> out (tiles * cols * 16 or more,), of the same unsigned type."""
     rows, cols = weights.shape
@@ -279,7 +279,7 @@ def _pack_float(weights, out):  # pragma: no cover - compiled
                 out[base + col * 16] = weights[row, col] if row < rows else 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _pack_scales(scales, out):  # pragma: no cover - compiled
     """scales u16 (rows, groups) -> out u16 (tiles * groups * 16,)."""
     rows, groups = scales.shape
@@ -290,7 +290,7 @@ def _pack_scales(scales, out):  # pragma: no cover - compiled
                 out[(tile * groups + group) * 16 + lane] = scales[row, group] if row < rows else 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _unpack_scales(packed, scales):  # pragma: no cover - compiled
     rows, groups = scales.shape
     for row in range(rows):
@@ -298,7 +298,7 @@ def _unpack_scales(packed, scales):  # pragma: no cover - compiled
             scales[row, group] = packed[((row // 16) * groups + group) * 16 + row % 16]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _pack_q8(values, out):  # pragma: no cover - compiled
     """values i8 (rows, cols padded to 32) -> out u8 (tiles * groups * 512,)."""
     rows, cols = values.shape
@@ -311,7 +311,7 @@ def _pack_q8(values, out):  # pragma: no cover - compiled
                 out[base + (col // 4) * 64 + col % 4] = np.uint8(q)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _unpack_q8(packed, values):  # pragma: no cover - compiled
     rows, cols = values.shape
     for row in range(rows):
@@ -320,7 +320,7 @@ def _unpack_q8(packed, values):  # pragma: no cover - compiled
             values[row, col] = np.int8(packed[base + (col // 4) * 64 + col % 4])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _pack_q4(values, out):  # pragma: no cover - compiled
     """values i8 (rows, cols padded to 32) in -8..7 -> out u8 (tiles * groups * 256,)."""
     rows, cols = values.shape
@@ -338,7 +338,7 @@ def _pack_q4(values, out):  # pragma: no cover - compiled
                     out[base + block * 64 + i] = np.uint8(low | (high << 4))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _unpack_q4(packed, values):  # pragma: no cover - compiled
     rows, cols = values.shape
     for row in range(rows):

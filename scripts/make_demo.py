@@ -72,6 +72,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tune", type=int, default=120, help="steps of tuning")
     parser.add_argument("--tune-again", type=int, default=40, help="steps with short answers")
     parser.add_argument("--new", type=int, default=192, help="longest answer in tokens")
+    parser.add_argument("--rounds", type=int, default=12, help="draws of prompts for MTP text")
     parser.add_argument("--steps", type=int, default=1200, help="steps of the MTP training")
     return parser.parse_args()
 
@@ -99,9 +100,11 @@ class Run:
         parts = self.parts()
         return sparse_net(dense, parts, self.args.top_k)
 
-    def prompts(self) -> list[str]:
+    def prompts(self, draw: int = 0) -> list[str]:
+        """Training prompts in random order; another draw fills the templates differently."""
         held = lines(PROMPTS / "heldout.txt") + lines(PROMPTS / "json.txt") + [FRANCE]
-        return train_prompts(PROMPTS / "train.txt", self.args.seed, {x.lower() for x in held})
+        seed = self.args.seed + draw
+        return train_prompts(PROMPTS / "train.txt", seed, {x.lower() for x in held})
 
 
 def load_tokenizer(gguf: Path, work: Path) -> Tokenizer:
@@ -117,16 +120,23 @@ def load_tokenizer(gguf: Path, work: Path) -> Tokenizer:
 
 
 def write_answers(
-    run: Run, net: Net, name: str, prompts: list[str], states: bool, vocab: torch.Tensor | None
+    run: Run,
+    net: Net,
+    name: str,
+    prompts: list[str],
+    states: bool,
+    vocab: torch.Tensor | None,
+    first: int = 0,
 ) -> None:
     """This share of the answers, one file per batch; one in eight is sampled at a low temperature.
 
     A batch holds prompts of like length; batches come in random order, so that the first files
-    are already a fair sample. The temperature and the noise depend on the batch alone.
+    are already a fair sample. The temperature and the noise depend on the batch alone. Files are
+    numbered from `first` on.
     """
     ids = sorted((chat_ids(run.tokenizer, p) for p in prompts), key=len)
     size = run.args.rows
-    blocks = [(n, ids[n : n + size]) for n in range(0, len(ids), size)]
+    blocks = [(first + n, ids[n : n + size]) for n in range(0, len(ids), size)]
     random.Random(run.args.seed).shuffle(blocks)
     clock, tokens = Clock(name, len(blocks) // run.shares), 0
     for done, (number, block) in enumerate(blocks[run.share :: run.shares]):
@@ -231,11 +241,15 @@ def occurring(run: Run, often: int = 1) -> torch.Tensor:
 def stage_text(run: Run) -> None:
     """Answers of the sparse form, to prompts that the calibration did not use."""
     net = run.sparse(run.dense())
-    prompts = run.prompts()[run.args.calib :]
-    # answers in JSON are short and all alike: one in eight is enough
-    dull = [p for p in prompts if "JSON" in p]
-    prompts = [p for p in prompts if "JSON" not in p] + dull[::8]
-    write_answers(run, net, "text", prompts, True, occurring(run))
+    vocab = occurring(run)
+    seen = set(run.prompts()[: run.args.calib])
+    for draw in range(run.args.rounds):
+        prompts = [p for p in run.prompts(draw) if p not in seen]
+        seen.update(prompts)
+        # answers in JSON are short and all alike: one in eight is enough
+        dull = [p for p in prompts if "JSON" in p]
+        prompts = [p for p in prompts if "JSON" not in p] + dull[::8]
+        write_answers(run, net, "text", prompts, True, vocab, draw * 10000)
 
 
 def stage_mtp(run: Run) -> None:

@@ -12,7 +12,6 @@ as full of keys with score -inf, whose weight is 0.
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from diskmoe.engine.kernels.matmul import check_floats, grain_for
 from diskmoe.engine.kernels.simd import (
@@ -32,6 +31,7 @@ from diskmoe.engine.kernels.simd import (
     store_one,
 )
 from diskmoe.engine.kernels.workers import Workers
+from diskmoe.experts.compiled import kernel
 
 Floats = npt.NDArray[np.float32]
 
@@ -77,7 +77,7 @@ def attend(
     return out
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _score_keys(q, keys, step, count, head_dim, scores):  # pragma: no cover - compiled
     """q . key for `count` keys at addresses keys, keys + step, ... -> scores; the rest -inf."""
     whole = head_dim // 16 * 16
@@ -106,7 +106,7 @@ def _score_keys(q, keys, step, count, head_dim, scores):  # pragma: no cover - c
             scores[count : j + 4] = -np.inf
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _weigh_keys(scores, scale, maximum):  # pragma: no cover - compiled
     """Scores of a block -> exp(scale * score - new maximum) in place; (new maximum, sum)."""
     at = address(scores)
@@ -126,7 +126,7 @@ def _weigh_keys(scores, scale, maximum):  # pragma: no cover - compiled
     return maximum, lane_sum(total)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_values(weights, values, step, count, kept, v_dim, y):  # pragma: no cover - compiled
     """y = y * kept, then y = fma(weight, value, y) key by key; y: address of v_dim f32."""
     old = splat(kept)
@@ -163,7 +163,7 @@ def _add_values(weights, values, step, count, kept, v_dim, y):  # pragma: no cov
         d += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _attend(q, k, v, start, scale, out, begin, end):  # pragma: no cover - compiled
     """Items (row, kv head)."""
     heads, head_dim = q.shape[1:]

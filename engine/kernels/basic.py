@@ -9,7 +9,6 @@ The rule of this file: elementwise operations round once each; a sum over a row 
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from diskmoe.engine.kernels.simd import (
     address,
@@ -22,6 +21,7 @@ from diskmoe.engine.kernels.simd import (
     splat,
     store_f32,
 )
+from diskmoe.experts.compiled import kernel
 
 Floats = npt.NDArray[np.float32]
 
@@ -126,7 +126,7 @@ def _flat(x: Floats) -> Floats:
     return x.reshape(-1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _rms_norm(x, weight, eps, out):  # pragma: no cover - compiled
     """x, out f32 (n * d,), weight f32 (d,)."""
     d = len(weight)
@@ -150,7 +150,7 @@ def _rms_norm(x, weight, eps, out):  # pragma: no cover - compiled
             out[first + c] = (x[first + c] * inverse) * weight[c]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _silu_mul(gate, up, out):  # pragma: no cover - compiled
     whole = len(gate) // 16 * 16
     for c in range(0, whole, 16):
@@ -160,7 +160,7 @@ def _silu_mul(gate, up, out):  # pragma: no cover - compiled
         out[c] = silu(gate[c]) * up[c]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sigmoid(x):  # pragma: no cover - compiled
     whole = len(x) // 16 * 16
     for c in range(0, whole, 16):
@@ -169,20 +169,20 @@ def _sigmoid(x):  # pragma: no cover - compiled
         x[c] = sigmoid(x[c])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add(y, x):  # pragma: no cover - compiled
     for c in range(len(y)):
         y[c] += x[c]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_bias(y, bias):  # pragma: no cover - compiled
     for row in range(y.shape[0]):
         for c in range(y.shape[1]):
             y[row, c] += bias[c]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _rope(x, cos, sin, start, interleaved):  # pragma: no cover - compiled
     n, heads, _ = x.shape
     pairs = cos.shape[1]

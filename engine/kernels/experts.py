@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from diskmoe.engine.kernels.matmul import check_floats, grain_for, prepare, prepared_bytes
 from diskmoe.engine.kernels.products import (
@@ -37,6 +36,7 @@ from diskmoe.engine.kernels.simd import (
 )
 from diskmoe.engine.kernels.simd import add as plus
 from diskmoe.engine.kernels.workers import Workers
+from diskmoe.experts.compiled import kernel
 from diskmoe.experts.tiles import MatrixLayout, RecordLayout
 
 Floats = npt.NDArray[np.float32]
@@ -172,7 +172,7 @@ def _depth(matrix: MatrixLayout) -> int:
     return matrix.groups if KIND[matrix.format] >= Q8 else matrix.cols
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _wrong_index(rows, selections, row_begin, slots, n, n_out, n_slots):  # pragma: no cover
     """0 when every index is inside its array, else which one is not."""
     if row_begin[0] != 0 or row_begin[len(row_begin) - 1] != len(rows):
@@ -190,7 +190,7 @@ def _wrong_index(rows, selections, row_begin, slots, n, n_out, n_slots):  # prag
     return 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _distinct(rows, n):  # pragma: no cover - compiled
     """The different ones of rows i32 (total,), each in 0..n-1, in the order of their coming."""
     seen = np.zeros(n, np.bool_)
@@ -204,7 +204,7 @@ def _distinct(rows, n):  # pragma: no cover - compiled
     return named[:count]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _quantise_named(x, named, prepared, begin, end):  # pragma: no cover - compiled
     """Rows named[begin:end] of x f32 (n, cols) -> the same rows of prepared u8 (n, bytes)."""
     for i in range(begin, end):
@@ -212,7 +212,7 @@ def _quantise_named(x, named, prepared, begin, end):  # pragma: no cover - compi
         quantise_rows(x, x.shape[1], prepared, row, row + 1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _gate_up(
     path, kind, places, prepared, block, rows, row_begin, slots, hidden_rows, begin, end
 ):  # pragma: no cover - compiled
@@ -275,7 +275,7 @@ def _gate_up(
             t += done
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _down(
     path, kind, places, prepared, block, selections, row_begin, slots, out, begin, end
 ):  # pragma: no cover - compiled
@@ -316,7 +316,7 @@ def _down(
             t += done
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _combine(selected, index, weights, y):  # pragma: no cover - compiled
     """False, and nothing done, when an index is outside."""
     n, k = index.shape

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from diskmoe.engine.kernels.products import (
     BF16,
@@ -23,6 +22,7 @@ from diskmoe.engine.kernels.products import (
 )
 from diskmoe.engine.kernels.simd import HOST, address, bits_float, i32_at, lane_of, load_f16
 from diskmoe.engine.kernels.workers import Workers
+from diskmoe.experts.compiled import kernel
 from diskmoe.experts.tiles import MatrixLayout
 
 Floats = npt.NDArray[np.float32]
@@ -146,7 +146,7 @@ def prepare(x: Floats, kind: int, workers: Workers) -> npt.NDArray[np.uint8]:
     return prepared
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _multiply(path, kind, weights, scales, depth, prepared, out, begin, end):  # pragma: no cover
     """Tiles begin..end-1 of a matrix times all prepared rows u8 (n, bytes) -> out f32 (n, rows)."""
     n, rows = out.shape
@@ -188,7 +188,7 @@ def _multiply(path, kind, weights, scales, depth, prepared, out, begin, end):  #
             i += done
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _take_rows(kind, weights, scales, rows, ids, out):  # pragma: no cover - compiled
     """Row ids[i] -> out[i]; returns the first i whose id is not a row, or -1."""
     cols = out.shape[1]

@@ -13,7 +13,6 @@ float formats the f32 row itself, for integer formats 40 bytes per group: all in
 """
 
 import numpy as np
-from numba import njit
 
 from diskmoe.engine.kernels.dots import dot_q4, dot_q8
 from diskmoe.engine.kernels.simd import (
@@ -31,12 +30,13 @@ from diskmoe.engine.kernels.simd import (
     store_f32,
     to_f32,
 )
+from diskmoe.experts.compiled import kernel
 
 F32, BF16, Q8, Q4 = range(4)  # how kernels are told a format
 KIND = {"f32": F32, "bf16": BF16, "q8": Q8, "q4": Q4}
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def quantise_rows(x, cols, prepared, begin, end):  # pragma: no cover - compiled
     """Rows begin..end-1 of x f32 (n, >= cols) -> prepared u8 (n, 40 * groups); see the module."""
     groups = prepared.shape[1] // 40
@@ -73,7 +73,7 @@ def quantise_rows(x, cols, prepared, begin, end):  # pragma: no cover - compiled
 # x..: addresses of prepared rows. y..: addresses of 16 f32 outputs.
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _tile_f32(weights, depth, x, y):  # pragma: no cover - compiled
     a = b = c = d = splat(np.float32(0.0))
     k = 0
@@ -93,7 +93,7 @@ def _tile_f32(weights, depth, x, y):  # pragma: no cover - compiled
     store_f32(y, add(add(a, b), add(c, d)))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _tile_bf16(weights, depth, x, y):  # pragma: no cover - compiled
     a = b = c = d = splat(np.float32(0.0))
     k = 0
@@ -113,7 +113,7 @@ def _tile_bf16(weights, depth, x, y):  # pragma: no cover - compiled
     store_f32(y, add(add(a, b), add(c, d)))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _tile_q8(path, weights, scales, depth, x, y):  # pragma: no cover - compiled
     total = splat(np.float32(0.0))
     x_scales = x + depth * 32
@@ -124,7 +124,7 @@ def _tile_q8(path, weights, scales, depth, x, y):  # pragma: no cover - compiled
     store_f32(y, total)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _tile_q4(path, weights, scales, depth, x, y):  # pragma: no cover - compiled
     total = splat(np.float32(0.0))
     x_scales = x + depth * 32
@@ -136,7 +136,7 @@ def _tile_q4(path, weights, scales, depth, x, y):  # pragma: no cover - compiled
     store_f32(y, total)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _four_q8(path, weights, scales, depth, x0, x1, x2, x3, y0, y1, y2, y3):  # pragma: no cover
     t0 = t1 = t2 = t3 = splat(np.float32(0.0))
     for g in range(depth):
@@ -153,7 +153,7 @@ def _four_q8(path, weights, scales, depth, x0, x1, x2, x3, y0, y1, y2, y3):  # p
     store_f32(y3, t3)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _four_q4(path, weights, scales, depth, x0, x1, x2, x3, y0, y1, y2, y3):  # pragma: no cover
     t0 = t1 = t2 = t3 = splat(np.float32(0.0))
     for g in range(depth):
@@ -175,7 +175,7 @@ def _four_q4(path, weights, scales, depth, x0, x1, x2, x3, y0, y1, y2, y3):  # p
     store_f32(y3, t3)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def one_row(path, kind, weights, scales, depth, x, y):  # pragma: no cover - compiled
     """16 outputs of one prepared row; the format's tile kernel."""
     if kind == Q8:
@@ -188,7 +188,7 @@ def one_row(path, kind, weights, scales, depth, x, y):  # pragma: no cover - com
         _tile_f32(weights, depth, x, y)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def four_rows(path, kind, weights, scales, depth, x, y):  # pragma: no cover - compiled
     """Like `one_row` for four rows, bit for bit; x, y: tuples of four addresses."""
     if kind == Q8:
@@ -200,7 +200,7 @@ def four_rows(path, kind, weights, scales, depth, x, y):  # pragma: no cover - c
             one_row(path, kind, weights, scales, depth, x[i], y[i])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def tile_bytes(kind, depth):  # pragma: no cover - compiled
     """Bytes of one tile's weights."""
     if kind == Q8:

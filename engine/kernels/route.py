@@ -8,10 +8,10 @@ go to the lower id.
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from diskmoe.engine.kernels.matmul import check_floats
 from diskmoe.engine.kernels.simd import exp, sigmoid
+from diskmoe.experts.compiled import kernel
 
 Floats = npt.NDArray[np.float32]
 
@@ -58,7 +58,7 @@ def route(
     return ids, weights
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _best(choice, free, begin, end):  # pragma: no cover - compiled
     """Index of the largest free one of choice[begin:end], the lowest of equals; NaN never beats."""
     best = -1
@@ -68,7 +68,7 @@ def _best(choice, free, begin, end):  # pragma: no cover - compiled
     return best
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _group_score(choice, free, begin, end, group_best):  # pragma: no cover - compiled
     """The largest choice score of a group, or the sum of the two largest."""
     first = _best(choice, free, begin, end)
@@ -80,7 +80,7 @@ def _group_score(choice, free, begin, end, group_best):  # pragma: no cover - co
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _route(
     logits, use_sigmoid, bias, n_group, topk_group, group_best, renorm, scale, ids, weights
 ):  # pragma: no cover - compiled
@@ -126,7 +126,7 @@ def _route(
             weights[row, j] *= scale
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _softmax(logits, scores):  # pragma: no cover - compiled
     largest = logits[0]
     for e in range(1, len(logits)):

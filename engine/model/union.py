@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from diskmoe.experts.compiled import kernel
 
 Ints = npt.NDArray[np.int32]
 
@@ -39,7 +40,7 @@ def union_of(ids: Ints, n_experts: int) -> Union:
     return Union(experts[:m], begins[: m + 1], order)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _count(flat, n_experts, experts, begins, order):  # pragma: no cover - compiled
     """Counting sort of selections by expert; returns the number of unique experts."""
     place = np.zeros(n_experts, np.int32)  # first: how many; then: where the next one goes
@@ -63,7 +64,7 @@ def _count(flat, n_experts, experts, begins, order):  # pragma: no cover - compi
     return m
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _gather(positions, begins, order, row_begin, found):  # pragma: no cover - compiled
     total = 0
     for j in range(len(positions)):
