@@ -7,6 +7,7 @@ layer trains on them.
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
@@ -47,11 +48,11 @@ def lines(path: Path) -> list[str]:
     return [x.strip() for x in path.read_text().splitlines() if x.strip() and x[0] != "#"]
 
 
-def train_prompts(path: Path, seed: int, forbidden: set[str]) -> list[str]:
-    """All templates of the file filled in, shuffled; sections are [name] lines."""
+def train_prompts(paths: list[Path], seed: int, forbidden: set[str]) -> list[str]:
+    """All templates of the files filled in, shuffled; sections are [name] lines."""
     sections: dict[str, list[str]] = {}
     current = sections.setdefault("single", [])
-    for line in lines(path):
+    for line in itertools.chain.from_iterable(map(lines, paths)):
         if re.fullmatch(r"\[\w+\]", line):
             current = sections.setdefault(line[1:-1], [])
         else:

@@ -53,6 +53,7 @@ from diskmoe.engine.demo_form import FORMAT, VOCAB
 
 HERE = Path(__file__).resolve().parent
 PROMPTS = HERE / "demo_prompts"
+COMMON = 16384
 FRANCE = "What is the capital of France?"
 
 
@@ -101,10 +102,12 @@ class Run:
         return sparse_net(dense, parts, self.args.top_k)
 
     def prompts(self, draw: int = 0) -> list[str]:
-        """Training prompts in random order; another draw fills the templates differently."""
+        """Training prompts in random order; another draw fills the templates differently, and
+        from longer lists."""
         held = lines(PROMPTS / "heldout.txt") + lines(PROMPTS / "json.txt") + [FRANCE]
         seed = self.args.seed + draw
-        return train_prompts(PROMPTS / "train.txt", seed, {x.lower() for x in held})
+        paths = [PROMPTS / "train.txt"] + ([PROMPTS / "more.txt"] if draw else [])
+        return train_prompts(paths, seed, {x.lower() for x in held})
 
 
 def load_tokenizer(gguf: Path, work: Path) -> Tokenizer:
@@ -228,11 +231,12 @@ def stage_heldout(run: Run) -> None:
 
 def occurring(run: Run, often: int = 1) -> torch.Tensor:
     """Ids, ascending, of the tokens that all text so far holds so often; with 1, also all tokens
-    of the prompts."""
+    of the prompts and the commonest tokens of all."""
     used = np.zeros(VOCAB, dtype=np.int64)
     for path in [*run.args.work.glob("calib.*.npz"), *run.args.work.glob("text.0*.npz")]:
         used += np.bincount(np.load(path)["ids"], minlength=VOCAB)
     if often == 1:
+        used[:COMMON] = 1  # ids go by frequency
         for prompt in run.prompts():
             used[run.tokenizer.encode(prompt, add_special_tokens=False).ids] += 1
     return torch.from_numpy((used >= often).nonzero()[0])
