@@ -12,18 +12,16 @@ with Model.load(Path("models/qwen3-q4"), Options(ram_gb=6)) as model:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
+from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.engine.loading import Opened, Options, open_model, plan_for, ready_kernels
+from diskmoe.engine.loading import Opened, Options, open_model, plan_for, ready_model_kernels
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.weights import load_dense
@@ -49,18 +47,6 @@ def _silent(line: str) -> None:
     """Says nothing."""
 
 
-def usable_cores() -> tuple[int, str]:
-    """Compute threads by default: physical cores this process may use, and why that many."""
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        allowed = os.cpu_count() or 1
-    physical = psutil.cpu_count(logical=False) or allowed
-    if physical < allowed:
-        return physical, f"{physical} physical cores"
-    return allowed, f"{allowed} cores allowed"
-
-
 @dataclass(frozen=True)
 class Prepared:
     """A model that was opened and found good, with its text side; no weight is in memory."""
@@ -68,7 +54,6 @@ class Prepared:
     opened: Opened
     text: TextSide
     options: Options
-    cached_share: float | None  # of the expert files in the page cache, before a weight was read
 
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Raises BadRequest when the model cannot be fed these tokens."""
@@ -76,7 +61,7 @@ class Prepared:
 
     def plan(self, say: Say = _silent) -> MemoryPlan:
         """Compiles the kernels and plans the memory. Raises OutOfBudget."""
-        ready_kernels(self.opened, say)
+        ready_model_kernels(self.opened, say)
         return plan_for(self.opened, self.options, say)
 
     def close(self) -> None:
@@ -102,7 +87,7 @@ def prepare(path: str | Path, options: Options | None = None, say: Say = _silent
     except BaseException:
         opened.records.close()
         raise
-    return Prepared(opened, text, options, cached_share(opened.records.files))
+    return Prepared(opened, text, options)
 
 
 class Model:
@@ -115,11 +100,12 @@ class Model:
         transformer: Transformer,
         store: ExpertStore,
         workers: Workers,
+        share: float | None,  # of the expert files in the page cache, before a weight was read
     ) -> None:
         self.opened = prepared.opened
         self.text = prepared.text
         self.options = prepared.options
-        self._cached_share = prepared.cached_share
+        self._cached_share = share
         self.config = prepared.opened.config
         self.memory = memory
         self.workers = workers
@@ -151,6 +137,7 @@ class Model:
             if options.threads is not None:
                 threads, reason = options.threads, "as set"
             workers = Workers(threads)
+            share = cached_share(opened.records.files)
             weights = load_dense(opened.source, opened.config, opened.dense_format)
             store = ExpertStore(
                 opened.records,
@@ -159,9 +146,9 @@ class Model:
                 opened.config.experts,
                 options.io_threads,
             )
-            kv = KvCache(opened.config, opened.context)
+            kv = KvCache(opened.config, opened.context, kv_format=options.kv)
             transformer = Transformer(opened.config, weights, store, kv, workers)
-            model = cls(prepared, memory, transformer, store, workers)
+            model = cls(prepared, memory, transformer, store, workers, share)
         except BaseException:
             if workers is not None:
                 workers.close()
@@ -182,6 +169,11 @@ class Model:
             f"top-{config.top_k}; experts {records.expert_format}, "
             f"{shown_bytes(records.record_layout.nbytes)} each"
         )
+
+    @property
+    def transformer(self) -> Transformer:
+        """The forward itself, for benchmarks that feed it fixed token ids."""
+        return self._transformer
 
     @property
     def facts(self) -> ModelFacts:

@@ -7,12 +7,28 @@ not understood is refused with the nearest thing that is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint, distributions
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.settings import PREFIX, SETTINGS, Value, did_you_mean, resolve
 
-COMMANDS = ("run", "convert", "export", "plan", "demo-model", "help")
+COMMANDS = ("run", "convert", "export", "plan", "demo-model", "warmup", "help")
 POSITIONALS = ("CAP", "EXPERT_BITS", "DENSE_BITS")
+COMMAND_GROUP = "diskmoe.commands"  # entry points: ``main(words, environment, say) -> exit code``
+
+
+def other_commands() -> dict[str, EntryPoint]:
+    """Commands that installed packages add to ours, by their first word.
+
+    Every distribution is asked: of two of one name (an old ``diskmoe.egg-info`` in the working
+    directory hides the installed one) ``entry_points()`` would read the first only.
+    """
+    found: dict[str, EntryPoint] = {}
+    for distribution in distributions():
+        for point in distribution.entry_points.select(group=COMMAND_GROUP):
+            if point.name not in COMMANDS:
+                found.setdefault(point.name, point)
+    return found
 
 
 def wants_traceback(words: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -132,7 +148,7 @@ def run_settings(
 
 
 def _too_many_words(rest: Sequence[str]) -> str:
-    hint = did_you_mean(rest[0], COMMANDS)
+    hint = did_you_mean(rest[0], [*COMMANDS, *other_commands()])
     if hint:
         return f"unknown command {rest[0]}{hint}"
     return f"too many arguments: {rest[1]!r} is one too many; quote a prompt of several words"
@@ -141,6 +157,6 @@ def _too_many_words(rest: Sequence[str]) -> str:
 def _refuse_mistyped_command(word: str) -> None:
     if " " in word or len(word) < 3:
         return
-    hint = did_you_mean(word, COMMANDS, cutoff=0.75)
+    hint = did_you_mean(word, [*COMMANDS, *other_commands()], cutoff=0.75)
     if hint:
         raise BadRequest(f"unknown command {word}{hint} (a one-word prompt goes behind --prompt)")

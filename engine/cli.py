@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from diskmoe.engine.arguments import COMMANDS, run_settings, wants_traceback
+from diskmoe.engine.arguments import COMMANDS, other_commands, run_settings, wants_traceback
 from diskmoe.engine.errors import DiskMoeError
 from diskmoe.engine.settings import PREFIX, SETTINGS
 
@@ -25,6 +25,7 @@ usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
        diskmoe export MODEL OUT       a converted model back as an f32 checkpoint
        diskmoe plan [MODEL] [CAP [EXPERT_BITS [DENSE_BITS]]] [--json]
        diskmoe demo-model [--form sparse|dense] [--export DIR] [--wheel FILE] [--force]
+       diskmoe warmup [--formats FORMAT,...]   compiles the kernels ahead of the first run
        diskmoe --version
 
 Runs a Mixture-of-Experts language model from disk and streams its text to stdout.
@@ -124,6 +125,9 @@ def _dispatch(words: list[str], env: Mapping[str, str], out: _Out) -> int:
     if words and words[0] in ("--version", "-V"):
         print(f"diskmoe {metadata.version('diskmoe')}")
         return 0
+    other = other_commands().get(words[0]) if words and words[0].islower() else None
+    if other is not None:
+        return other.load()(words[1:], env, out.say)
     ours = words[: words.index("--")] if "--" in words else words
     if any(word in ("--help", "-h") for word in ours) or words[:1] == ["help"]:
         print(help_text())
@@ -138,12 +142,14 @@ def _dispatch(words: list[str], env: Mapping[str, str], out: _Out) -> int:
         return plan_command(rest, env, out)
     if command == "demo-model":
         return demo_command(rest, env, out)
+    if command == "warmup":
+        return warmup_command(rest, env, out)
     return run_command(rest, env, out)
 
 
 def help_text() -> str:
     """The whole help: usage and one line per setting, made from the table."""
-    lines = [INTRO]
+    lines = [INTRO, *_other_help()]
     for group, title in GROUPS:
         lines.append(f"{title}:")
         for setting in SETTINGS:
@@ -157,6 +163,15 @@ def help_text() -> str:
         lines.append("")
     lines.append("  --chat, --raw              the same as --chat 1 and --chat 0")
     return "\n".join(lines)
+
+
+def _other_help() -> list[str]:
+    """A line for each command that another package adds."""
+    lines = []
+    for name, point in sorted(other_commands().items()):
+        summary = (point.load().__doc__ or "").strip().partition("\n")[0]
+        lines.append(f"  diskmoe {name:<10} {summary} See diskmoe {name} --help.")
+    return ["more commands:", *lines, ""] if lines else []
 
 
 def _plain(value: Any) -> str:
@@ -187,6 +202,12 @@ def export_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> i
     from diskmoe.engine import make
 
     return make.export_command(words, env, out.say)
+
+
+def warmup_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:
+    from diskmoe.engine import make
+
+    return make.warmup_command(words, env, out.say)
 
 
 def demo_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:

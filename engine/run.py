@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.places import as_path, demo_dir, ensure_kernel_cache
+from diskmoe.engine.places import as_path, demo_dir
 from diskmoe.engine.report import report_json, report_lines, settings_lines, shown
 from diskmoe.engine.settings import Value
 
@@ -47,7 +47,6 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
     values = {**values, "MODEL": Value(str(path), values["MODEL"].source)}
     for line in settings_lines(values, verbose):
         say(line)
-    ensure_kernel_cache(Path(__file__).parent / "kernels", say)
     from diskmoe.engine.api import Model, prepare  # after the cheap refusals: it imports Numba
 
     prepared = prepare(path, options_from(values), say)
@@ -162,6 +161,7 @@ def options_from(values: Mapping[str, Value]) -> Any:
         io_threads=values["IO_THREADS"].value,
         direct=values["DIRECT"].value,
         prefill_chunk=values["PREFILL_CHUNK"].value,
+        kv=values["KV"].value,
     )
 
 
@@ -196,7 +196,7 @@ def _model_path(values: Mapping[str, Value], say: Say) -> Path:
         return as_path(given)
     demo = demo_dir(values["CACHE_DIR"].value)
     if demo.is_dir():
-        from diskmoe.engine.demo import is_current
+        from diskmoe.engine.demo_stamp import is_current
 
         if not is_current(demo):
             say("note      the demo model is of another version; 'diskmoe demo-model' renews it")

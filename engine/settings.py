@@ -137,6 +137,14 @@ SETTINGS: tuple[Setting, ...] = (
         "N",
         "memory",
     ),
+    Setting(
+        "KV",
+        _choice("f32", "f16", "q8"),
+        "f32",
+        "numbers of the KV cache; f16 and q8 take less memory and change the text",
+        "f32|f16|q8",
+        "memory",
+    ),
     Setting("RAM_GB", _number(0.01, 100_000), None, "memory budget in GiB", "GB", "memory"),
     Setting(
         "CAP",

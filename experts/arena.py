@@ -6,6 +6,7 @@ is one huge page instead of 512 small ones. Memory is charged when a slot is fir
 """
 
 import mmap
+import sys
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class Arena:
         self.nbytes = n_slots * slot_bytes
         try:
             # untouched pages cost nothing, so room to align on a huge page is free
-            self._mapping = mmap.mmap(-1, self.nbytes + HUGE_PAGE)
+            self._mapping = _private_mapping(self.nbytes + HUGE_PAGE)
         except (OSError, ValueError, OverflowError) as error:
             raise OutOfBudget(
                 f"the system refuses {self.nbytes} bytes for {n_slots} expert slots "
@@ -56,3 +57,10 @@ class Arena:
             self._mapping.close()
         except BufferError:
             pass  # somebody still holds a view; the mapping goes when the last one does
+
+
+def _private_mapping(nbytes: int) -> mmap.mmap:
+    """Anonymous memory of this process alone: what is shared, Python's default, gets no huge pages."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, nbytes)
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -13,11 +13,16 @@ from typing import Any
 
 import psutil
 
+from diskmoe.experts.cgroups import control_groups, read_number
 from diskmoe.experts.errors import OutOfBudget
 
 LEFT_SHARE = 0.15  # of what is available, for the page cache and for others
 LEFT_BYTES = 1 << 30  # and at least this, or half of what there is
 _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
+_MEMORY_FILES = {  # of a cgroup of either version: limit, use, what can be dropped of it
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def available_memory(root: Path = Path("/")) -> tuple[int, str]:
@@ -27,9 +32,10 @@ def available_memory(root: Path = Path("/")) -> tuple[int, str]:
     still allows; file pages that the kernel can drop count as allowed.
     """
     least, reason = psutil.virtual_memory().available, "available in the system"
-    for directory, limit_name, usage_name, inactive in _cgroups(root):
-        limit = _read_int(directory / limit_name)
-        usage = _read_int(directory / usage_name)
+    for directory, version in control_groups("memory", root):
+        limit_name, usage_name, inactive = _MEMORY_FILES[version]
+        limit = read_number(directory / limit_name)
+        usage = read_number(directory / usage_name)
         if limit is None or usage is None or limit >= _UNLIMITED:
             continue
         left = max(limit - usage + _stat(directory / "memory.stat", inactive), 0)
@@ -37,36 +43,6 @@ def available_memory(root: Path = Path("/")) -> tuple[int, str]:
         if left < least:
             least, reason = left, f"left of the cgroup's {shown_bytes(limit)}"
     return least, reason
-
-
-def _cgroups(root: Path) -> list[tuple[Path, str, str, str]]:
-    """Directories of this process's memory cgroups, innermost first, with their file names."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []  # not Linux
-    found = []
-    for line in lines:
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        if controllers == "":
-            mount = root / "sys/fs/cgroup"
-            names = ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            mount = root / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        # in a container the path may be the host's: then only the mount itself is there
-        found += [(mount.joinpath(*parts[:n]), *names) for n in range(len(parts), -1, -1)]
-    return found
-
-
-def _read_int(path: Path) -> int | None:
-    try:
-        return int(path.read_text().strip())
-    except (OSError, ValueError):  # "max" is no limit
-        return None
 
 
 def _stat(path: Path, key: str) -> int:

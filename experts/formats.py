@@ -1,9 +1,7 @@
-"""What a weight's bits mean: float passthrough, and integers with one f16 scale per 32 columns.
+"""What a weight's bits mean: the table of formats.
 
 The rule of this file: a dequantised weight is ``f32(value) * f32(scale)``, and every value is chosen
-against the scale as it is stored, after its rounding to f16. Only IEEE additions, multiplications
-and divisions in a fixed order are used (no libm), so the same weights give the same bytes on every
-machine.
+against the scale as it is stored. The same weights give the same bytes on every machine.
 
 =====  ==========  ===========================================================================
 name   bits/weight how
@@ -14,6 +12,11 @@ q8     8.5         symmetric, group 32, scale = f16(amax / 127), values -127..12
 q4     4.5         symmetric, group 32, values -8..7, scale = f16(m / -divisor), m = the weight
                    of largest magnitude with its sign, and the divisor, one of 16, is the one with
                    the least squared error (the first of equals)
+q4g64  4.25        the same, group 64
+mxfp4  4.25        OCP microscaling: group 32, values e2m1 (0, .5, 1, 1.5, 2, 3, 4, 6 and their
+                   negatives), scale a power of two, e8m0
+fp8    8.02        e4m3 values, an f32 scale for 16 rows and 128 columns (checkpoints with a scale
+                   for 128 x 128 are kept exactly: eight tiles have equal scales)
 =====  ==========  ===========================================================================
 
 The divisor 8 maps the largest weight to -8, which uses the asymmetric range fully (llama.cpp's Q4_0
@@ -22,15 +25,18 @@ does this); the search over its neighbours lowers the squared error by another t
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from diskmoe.experts.compiled import kernel
+from diskmoe.experts.quantise import quantise_fp8, quantise_mxfp4, quantise_q4, quantise_q8
 
 GROUP = 32
-_ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding and taking it away rounds half to even
-_DIVISORS = tuple(np.float32(7.0 + 0.125 * step) for step in range(16))
+TILE = 16
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 @dataclass(frozen=True)
@@ -40,28 +46,54 @@ class Format:
     name: str
     weight_bits: int
     group: int
-    bits_per_weight: float  # scales included
+    value_type: type[Any]  # of quantised values
+    scale_type: type[Any]
+    scale_rows: int = 1  # rows that share a scale
 
     @property
     def quantised(self) -> bool:
         return self.group > 0
 
+    @property
+    def padded(self) -> bool:
+        """Whether columns are filled up to whole groups."""
+        return self.quantised and self.scale_rows == 1
+
+    @property
+    def scale_nbytes(self) -> int:
+        """Bytes of the scales of 16 rows and one group."""
+        return np.dtype(self.scale_type).itemsize * TILE // self.scale_rows
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Scales included."""
+        scale_bits = self.scale_nbytes * 8 / (TILE * self.group) if self.quantised else 0
+        return self.weight_bits + scale_bits
+
 
 FORMATS: dict[str, Format] = {
-    "f32": Format("f32", 32, 0, 32.0),
-    "bf16": Format("bf16", 16, 0, 16.0),
-    "q8": Format("q8", 8, GROUP, 8.5),
-    "q4": Format("q4", 4, GROUP, 4.5),
+    fmt.name: fmt
+    for fmt in (
+        Format("f32", 32, 0, np.float32, np.float32),
+        Format("bf16", 16, 0, np.uint16, np.float32),
+        Format("q8", 8, GROUP, np.int8, np.float16),
+        Format("q4", 4, GROUP, np.int8, np.float16),
+        Format("q4g64", 4, 64, np.int8, np.float16),
+        Format("mxfp4", 4, GROUP, np.uint8, np.uint8),
+        Format("fp8", 8, 128, np.uint8, np.float32, TILE),
+    )
 }
 
 
 def format_for_bits(bits: int) -> str:
-    """The name of the format with `bits` bits per weight; ValueError lists the choices."""
+    """The name of the usual format with `bits` bits per weight; ValueError lists the choices."""
+    usual: dict[int, str] = {}
     for fmt in FORMATS.values():
-        if fmt.weight_bits == bits:
-            return fmt.name
-    choices = ", ".join(f"{fmt.weight_bits} ({fmt.name})" for fmt in FORMATS.values())
-    raise ValueError(f"no format has {bits} bits per weight; there are {choices}")
+        usual.setdefault(fmt.weight_bits, fmt.name)
+    if bits not in usual:
+        choices = ", ".join(f"{number} ({name})" for number, name in usual.items())
+        raise ValueError(f"no format has {bits} bits per weight; there are {choices}")
+    return usual[bits]
 
 
 def mtp_format(name: str) -> str:
@@ -72,35 +104,72 @@ def mtp_format(name: str) -> str:
     return "q8" if FORMATS[name].weight_bits < 8 else name
 
 
+def value_shapes(name: str, rows: int, cols: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Shapes of the values and of the scales of a (rows, cols) matrix in a quantised format."""
+    fmt = FORMATS[name]
+    if not fmt.quantised:
+        choices = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.quantised)
+        raise ValueError(f"{name!r} is not a quantised format; there are {choices}")
+    groups = -(-cols // fmt.group)
+    return (rows, groups * fmt.group if fmt.padded else cols), (-(-rows // fmt.scale_rows), groups)
+
+
 def quantise(
     weights: npt.NDArray[np.float32], name: str
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-    """f32 (rows, cols) -> values i8 (rows, cols up to a multiple of 32), scales f16 (rows, groups).
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """f32 (rows, cols) -> values and scales, of the types in FORMATS and of `value_shapes`.
 
     Columns beyond `cols` count as zeros. ValueError when a weight is not finite: it has no place
-    in a group, and would spoil its neighbours silently.
+    in a group, and would spoil its neighbours silently. Values of mxfp4 and fp8 are codes, those of
+    the others integers.
     """
     weights = np.ascontiguousarray(weights, dtype=np.float32)
-    rows, cols = weights.shape
-    groups = -(-cols // GROUP)
-    values = np.zeros((rows, groups * GROUP), np.int8)
-    scales = np.zeros((rows, groups), np.uint16)
-    kernel = {"q8": quantise_q8, "q4": quantise_q4}.get(name)
-    if kernel is None:
-        raise ValueError(f"{name!r} is not a quantised format; there are q4 and q8")
-    bad_row = kernel(weights, values, scales)
+    value_shape, scale_shape = value_shapes(name, *weights.shape)
+    fmt = FORMATS[name]
+    values = np.zeros(value_shape, fmt.value_type)
+    scales = np.zeros(scale_shape, fmt.scale_type)
+    if name == "q8":
+        bad_row = quantise_q8(weights, values, scales.view(np.uint16))
+    elif name == "mxfp4":
+        bad_row = quantise_mxfp4(weights, values, scales)
+    elif name == "fp8":
+        bad_row = quantise_fp8(weights, values, scales)
+    else:
+        bad_row = quantise_q4(weights, values, scales.view(np.uint16), fmt.group)
     if bad_row >= 0:
         raise ValueError(f"row {bad_row} holds a weight that is not a finite number")
-    return values, scales.view(np.float16)
+    return values, scales
 
 
-def dequantise(
-    values: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]
-) -> npt.NDArray[np.float32]:
-    """values (rows, groups * 32), scales (rows, groups) -> f32 (rows, groups * 32)."""
-    rows, groups = scales.shape
-    grouped = values.reshape(rows, groups, GROUP).astype(np.float32)
-    return (grouped * scales.astype(np.float32)[:, :, None]).reshape(rows, groups * GROUP)
+def dequantise(values: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """What `quantise` gave -> f32 of the values' shape; the types of both tell the format."""
+    rows, cols = values.shape
+    numbers: npt.NDArray[np.float32]
+    if values.dtype == np.int8:
+        numbers = values.astype(np.float32)
+    elif scales.dtype == np.uint8:
+        numbers = np.concatenate([_E2M1, -_E2M1])[values]
+    else:
+        numbers = _e4m3_numbers()[values]
+    if scales.dtype == np.uint8:
+        wide = np.ldexp(np.float32(1.0), scales.astype(np.int32) - 127)
+    else:
+        wide = scales.astype(np.float32)
+    if values.dtype == np.uint8 and scales.dtype != np.uint8:
+        spread = np.repeat(np.repeat(wide, TILE, axis=0)[:rows], 128, axis=1)[:, :cols]
+        return numbers * spread
+    groups = scales.shape[1]
+    grouped = numbers.reshape(rows, groups, cols // groups) * wide[:, :, None]
+    return grouped.reshape(rows, cols)
+
+
+def _e4m3_numbers() -> npt.NDArray[np.float32]:
+    """The number of each e4m3 code; 0x7F and 0xFF are NaN."""
+    codes = np.arange(256, dtype=np.uint32)
+    pattern = (codes & 0x7F) << 20 | (codes & 0x80) << 24
+    numbers = pattern.view(np.float32) * np.float32(2.0**120)
+    numbers[[0x7F, 0xFF]] = np.nan
+    return numbers
 
 
 def round_to_bf16(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -130,132 +199,3 @@ def _round_to_bf16(bits, out):  # pragma: no cover - compiled
             out[i] = (wide >> 16) | 0x40
         else:
             out[i] = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16
-
-
-@kernel(inline="always")
-def _f16_bits(x):  # pragma: no cover - compiled
-    """f32 -> bits of the nearest f16, ties to even; beyond the range the largest finite number."""
-    bits = np.int64(np.float32(x).view(np.uint32))
-    sign = (bits >> 16) & 0x8000
-    magnitude = bits & 0x7FFFFFFF
-    if magnitude >= 0x477FF000:
-        return sign | 0x7BFF
-    if magnitude < 0x38800000:  # below 2**-14: a count of 2**-24 steps
-        steps = abs(np.float32(x)) * np.float32(16777216.0)
-        return sign | np.int64((steps + _ROUND) - _ROUND)
-    magnitude += 0xFFF + ((magnitude >> 13) & 1)
-    return sign | ((magnitude - 0x38000000) >> 13)
-
-
-@kernel(inline="always")
-def _f16_value(bits):  # pragma: no cover - compiled
-    """Bits of a finite f16 -> f32."""
-    exponent = (bits >> 10) & 31
-    fraction = bits & 0x3FF
-    if exponent == 0:
-        value = np.float32(fraction) * np.float32(5.9604644775390625e-08)
-    else:
-        value = np.uint32(((exponent + 112) << 23) | (fraction << 13)).view(np.float32)
-    if bits & 0x8000:
-        return -value
-    return value
-
-
-@kernel
-def quantise_q8(weights, values, scales):  # pragma: no cover - compiled
-    """weights f32 (rows, cols) -> values i8 (rows, >= cols), scales u16 bits of f16 (rows, groups).
-
-    Returns the first row with a weight that is not finite, or -1.
-    """
-    rows, cols = weights.shape
-    for row in range(rows):
-        for group in range(scales.shape[1]):
-            first = group * 32
-            last = min(first + 32, cols)
-            largest = np.float32(0.0)
-            for col in range(first, last):
-                x = abs(weights[row, col])
-                if not x <= np.float32(3.4028235e38):
-                    return row
-                largest = max(largest, x)
-            bits = _f16_bits(largest / np.float32(127.0))
-            scales[row, group] = bits
-            scale = _f16_value(bits)
-            if scale > np.float32(0.0):
-                for col in range(first, last):
-                    q = weights[row, col] / scale
-                    q = min(max(q, np.float32(-127.0)), np.float32(127.0))
-                    values[row, col] = np.int8((q + _ROUND) - _ROUND)
-            else:
-                for col in range(first, last):
-                    values[row, col] = 0
-    return -1
-
-
-@kernel(error_model="numpy")
-def _add_q4_error(x, scale, error):  # pragma: no cover - compiled
-    """error += (x - q4(x) * scale)**2, lane by lane; x, scale, error f32 (lanes,)."""
-    for lane in range(x.shape[0]):
-        q = x[lane] / scale[lane]
-        q = min(max(q, np.float32(-8.0)), np.float32(7.0))
-        difference = x[lane] - ((q + _ROUND) - _ROUND) * scale[lane]
-        error[lane] += difference * difference
-
-
-@kernel
-def quantise_q4(weights, values, scales):  # pragma: no cover - compiled
-    """Like `quantise_q8`, for values in -8..7.
-
-    Groups are searched side by side, one a lane, so that the compiler can use vectors although a
-    group's error is added in column order.
-    """
-    rows, cols = weights.shape
-    groups = scales.shape[1]
-    block = max(1, 64 // max(groups, 1))
-    lanes = block * groups
-    x = np.zeros((32, lanes), np.float32)  # weight k of every group in the block
-    peak = np.zeros(lanes, np.float32)
-    scale = np.ones(lanes, np.float32)
-    bits = np.zeros(lanes, np.int64)
-    error = np.zeros(lanes, np.float32)
-    best_error = np.zeros(lanes, np.float32)
-    best_bits = np.zeros(lanes, np.int64)
-    for first_row in range(0, rows, block):
-        used = min(block, rows - first_row)
-        for i in range(used):
-            for col in range(cols):
-                w = weights[first_row + i, col]
-                if not abs(w) <= np.float32(3.4028235e38):
-                    return first_row + i
-                x[col & 31, i * groups + (col >> 5)] = w
-        peak[:] = np.float32(0.0)
-        for k in range(32):
-            for lane in range(lanes):
-                if abs(x[k, lane]) > abs(peak[lane]):
-                    peak[lane] = x[k, lane]
-        best_error[:] = np.float32(np.inf)
-        best_bits[:] = 0
-        for divisor in _DIVISORS:
-            for lane in range(lanes):
-                bits[lane] = _f16_bits(peak[lane] / -divisor)
-                usable = (bits[lane] & 0x7FFF) != 0
-                scale[lane] = _f16_value(bits[lane]) if usable else np.float32(1.0)
-                error[lane] = np.float32(0.0) if usable else np.float32(np.inf)
-            for k in range(32):
-                _add_q4_error(x[k], scale, error)
-            for lane in range(lanes):
-                if error[lane] < best_error[lane]:
-                    best_error[lane] = error[lane]
-                    best_bits[lane] = bits[lane]
-        for i in range(used):
-            for group in range(groups):
-                lane = i * groups + group
-                scales[first_row + i, group] = best_bits[lane]
-                divide_by = _f16_value(best_bits[lane])
-                for k in range(min(32, cols - group * 32)):
-                    q = np.float32(0.0)
-                    if best_bits[lane]:
-                        q = x[k, lane] / divide_by
-                        q = min(max(q, np.float32(-8.0)), np.float32(7.0))
-                    values[first_row + i, group * 32 + k] = np.int8((q + _ROUND) - _ROUND)
-    return -1

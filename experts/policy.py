@@ -18,6 +18,11 @@ class Lru:
         """The slot was used just now."""
         self._order.move_to_end(slot)
 
+    def touch_all(self, slots: Iterable[int]) -> None:
+        """`touch` each in turn."""
+        for slot in slots:
+            self._order.move_to_end(slot)
+
     def give_back(self, slot: int) -> None:
         """The slot holds nothing: it is the next victim."""
         self._order.move_to_end(slot, last=False)

@@ -105,6 +105,24 @@ class ExpertStore:
         """The experts whose bytes are in memory, ascending."""
         return np.array(sorted(self._layers[layer].slot_of), np.int32)
 
+    def resident_slots(self, layer: int, expert_ids: Ids) -> Ids | None:
+        """The arena slots of these experts, as a fetch that hits only; None when one is missing.
+
+        For the common case that nothing is to be read: None changes nothing, and `fetch` does it
+        all. expert_ids as for `fetch`; the slots hold the experts until the next fetch.
+        """
+        if self._under_way:
+            return None
+        state = self._layers[layer]
+        find = state.slot_of.get
+        slots = [find(expert) for expert in expert_ids.tolist()]
+        if None in slots:
+            return None
+        self._ticket += 1
+        state.policy.touch_all(slots)
+        self.counters.hits += len(slots)
+        return np.array(slots, np.int32)
+
     def fetch(self, layer: int, expert_ids: Ids) -> Generator[tuple[Ids, Ids], None, None]:
         """Yield (positions, slots): ``expert_ids[positions]`` are in arena slots `slots`.
 

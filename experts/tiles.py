@@ -4,14 +4,17 @@ The rule of this file: rows go in tiles of 16, so that a kernel computes 16 outp
 a vector and never adds across lanes: a row's sum has one order, whatever the vectors' width. With q
 the quantised values of one tile and group (32 columns, the first being k):
 
-* q8: 8 blocks of 64 bytes; byte ``r*4 + i`` of block b is ``q[r, k + 4b + i]`` (int8)
-* q4: 4 blocks of 64 bytes; byte ``r*4 + i`` of block b is
+* q8: blocks of 64 bytes for 4 columns; byte ``r*4 + i`` of block b is ``q[r, k + 4b + i]`` (int8)
+* q4, q4g64: blocks of 64 bytes for 8 columns; byte ``r*4 + i`` of block b is
   ``(q[r, k + 8b + i] + 8) | (q[r, k + 8b + 4 + i] + 8) << 4``
-* scales: f16 ``[tile][group][16]``, a section of its own after the data, 64-aligned
-* f32, bf16: ``[tile][column][16]`` of f32 / u16; no scales
+* mxfp4: the same with the e2m1 codes instead of q + 8
+* scales of these: f16, e8m0 for mxfp4: ``[tile][group][16]``, a section after the data, 64-aligned
+* f32, bf16, fp8: ``[tile][column][16]`` of f32 / u16 / u8; f32 scales of fp8 ``[tile][block]``,
+  a block being 128 columns, right behind the data
 
-Rows are padded to 16 and, in the integer formats, columns to 32, with zeros. An expert record is
-gate, up and down one after another, 64-aligned, its length a multiple of 4096: one aligned read.
+Rows are padded to 16 and, except in f32, bf16 and fp8, columns to whole groups, with zeros. An
+expert record is gate, up and down one after another, 64-aligned, its length a multiple of 4096: one
+aligned read.
 """
 
 from collections.abc import Iterable
@@ -21,18 +24,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.compiled import kernel
 from diskmoe.experts.formats import (
     FORMATS,
-    GROUP,
+    TILE,
     dequantise,
     mtp_format,
     quantise,
     round_to_bf16,
+    value_shapes,
     widen_bf16,
 )
+from diskmoe.experts.packers import (
+    pack_float,
+    pack_q4,
+    pack_q8,
+    pack_scales,
+    unpack_q4,
+    unpack_q8,
+    unpack_scales,
+)
 
-TILE = 16
 ALIGNMENT = 64  # of matrices and sections: a cache line, and a 512-bit vector
 PAGE = 4096  # of records: what O_DIRECT asks of offsets and lengths
 
@@ -70,7 +81,7 @@ class MatrixLayout:
     rows: int
     cols: int
     tiles: int  # rows / 16, rounded up
-    groups: int  # cols / 32, rounded up; 0 for float formats
+    groups: int  # cols / group, rounded up; 0 for formats without scales
     scales_offset: int
     nbytes: int  # a multiple of 64
 
@@ -82,9 +93,10 @@ class MatrixLayout:
     @property
     def used_nbytes(self) -> int:
         """Bytes before the padding at the end, which is zero."""
+        fmt = FORMATS[self.format]
         if self.groups:
-            return self.scales_offset + self.tiles * self.groups * TILE * 2
-        return self.tiles * TILE * self.cols * FORMATS[self.format].weight_bits // 8
+            return self.scales_offset + self.tiles * self.groups * fmt.scale_nbytes
+        return self.tiles * TILE * self.cols * fmt.weight_bits // 8
 
 
 def matrix_layout(fmt: str, rows: int, cols: int) -> MatrixLayout:
@@ -94,13 +106,14 @@ def matrix_layout(fmt: str, rows: int, cols: int) -> MatrixLayout:
     if rows < 1 or cols < 1:
         raise ValueError(f"a matrix of {rows} rows and {cols} columns has no layout")
     tiles = _round_up(rows, TILE) // TILE
-    bits = FORMATS[fmt].weight_bits
-    if not FORMATS[fmt].quantised:
-        nbytes = _round_up(tiles * TILE * cols * bits // 8, ALIGNMENT)
+    form = FORMATS[fmt]
+    if not form.quantised:
+        nbytes = _round_up(tiles * TILE * cols * form.weight_bits // 8, ALIGNMENT)
         return MatrixLayout(fmt, rows, cols, tiles, 0, nbytes, nbytes)
-    groups = _round_up(cols, GROUP) // GROUP
-    scales_offset = tiles * TILE * groups * GROUP * bits // 8
-    nbytes = _round_up(scales_offset + tiles * groups * TILE * 2, ALIGNMENT)
+    groups = _round_up(cols, form.group) // form.group
+    stored_cols = groups * form.group if form.padded else cols
+    scales_offset = tiles * TILE * stored_cols * form.weight_bits // 8
+    nbytes = _round_up(scales_offset + tiles * groups * form.scale_nbytes, ALIGNMENT)
     return MatrixLayout(fmt, rows, cols, tiles, groups, scales_offset, nbytes)
 
 
@@ -159,42 +172,111 @@ def pack_rows(weights: Floats | Bits, layout: MatrixLayout, first_row: int, out:
     """
     if first_row % TILE or weights.shape[1] != layout.cols:
         raise ValueError(f"rows of shape {weights.shape} from row {first_row} do not fit {layout}")
-    tile, tiles = first_row // TILE, _round_up(len(weights), TILE) // TILE
+    if layout.format == "bf16":
+        bits = weights if weights.dtype == np.uint16 else round_to_bf16(_widened(weights))
+        _pack_part(bits, None, layout, first_row, out)
+    elif layout.format == "f32":
+        _pack_part(_widened(weights), None, layout, first_row, out)
+    else:
+        values, scales = quantise(_widened(weights), layout.format)
+        _pack_part(values, scales, layout, first_row, out)
+
+
+def pack_values(
+    values: npt.NDArray[Any],
+    scales: npt.NDArray[Any],
+    layout: MatrixLayout,
+    out: Bytes | None = None,
+) -> Bytes:
+    """What `formats.quantise` gives for a whole matrix -> packed u8 (nbytes,), into `out` if given.
+
+    ValueError for wrong types or shapes, and for mxfp4 and fp8 codes that are no number.
+    """
+    fmt = FORMATS[layout.format]
+    shapes = value_shapes(layout.format, layout.rows, layout.cols)
+    if (values.shape, scales.shape) != shapes or (values.dtype, scales.dtype) != (
+        np.dtype(fmt.value_type),
+        np.dtype(fmt.scale_type),
+    ):
+        raise ValueError(
+            f"values {values.dtype} {values.shape} with scales {scales.dtype} {scales.shape} "
+            f"are no {layout.format} matrix of {layout.rows} x {layout.cols}"
+        )
+    nan = (values & 0x7F == 0x7F) if layout.format == "fp8" else scales == 0xFF
+    if fmt.value_type is np.uint8 and nan.any():
+        raise ValueError(f"a {layout.format} code is not a number")
+    out = checked_out(layout.nbytes, out)
+    _pack_part(values, scales, layout, 0, out)
+    out[layout.used_nbytes :] = 0
+    return out
+
+
+def unpack_values(packed: Bytes, layout: MatrixLayout) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Packed bytes u8 (nbytes,) of a quantised format -> values and scales, as `pack_values`."""
+    fmt = FORMATS[layout.format]
+    value_shape, scale_shape = value_shapes(layout.format, layout.rows, layout.cols)
+    values, scales = np.empty(value_shape, fmt.value_type), np.empty(scale_shape, fmt.scale_type)
+    data, packed_scales = layout.sections(np.ascontiguousarray(packed, np.uint8))
+    if layout.format == "fp8":
+        values[:] = _untile(data, layout)
+        scales[:] = packed_scales.view(np.float32).reshape(scale_shape)
+        return values, scales
+    narrow = np.uint8 if fmt.scale_type is np.uint8 else np.uint16
+    unpack_scales(packed_scales.view(narrow), scales.view(narrow))
+    if layout.format == "q8":
+        unpack_q8(data, values)
+    else:
+        unpack_q4(data, 0 if fmt.value_type is np.uint8 else 8, values)
+    return values, scales
+
+
+def _pack_part(
+    values: npt.NDArray[Any],
+    scales: npt.NDArray[Any] | None,
+    layout: MatrixLayout,
+    first_row: int,
+    out: Bytes,
+) -> None:
+    """The rows from `first_row` on, already in the format's own numbers."""
+    tile, tiles = first_row // TILE, _round_up(len(values), TILE) // TILE
     if tile + tiles > layout.tiles:
         raise ValueError(
-            f"{len(weights)} rows from row {first_row} on, in a matrix of {layout.rows}"
+            f"{len(values)} rows from row {first_row} on, in a matrix of {layout.rows}"
         )
     all_data, all_scales = layout.sections(out)
     tile_nbytes = len(all_data) // layout.tiles
     data = all_data[tile * tile_nbytes : (tile + tiles) * tile_nbytes]
-    if layout.format == "bf16":
-        bits = weights if weights.dtype == np.uint16 else round_to_bf16(_widened(weights))
-        _pack_float(np.ascontiguousarray(bits), data.view(np.uint16))
-        return
-    if layout.format == "f32":
-        floats = np.ascontiguousarray(_widened(weights))
-        _pack_float(floats.view(np.uint32), data.view(np.uint32))
-        return
-    values, scales = quantise(_widened(weights), layout.format)
-    if layout.format == "q8":
-        _pack_q8(values, data)
+    values = np.ascontiguousarray(values)
+    if layout.format in ("f32", "bf16", "fp8"):
+        unsigned = np.dtype(f"u{values.itemsize}")
+        pack_float(values.view(unsigned), data.view(unsigned))
+    elif layout.format == "q8":
+        pack_q8(values, data)
     else:
-        _pack_q4(values, data)
-    tile_nbytes = layout.groups * TILE * 2
+        pack_q4(values, 0 if values.dtype == np.uint8 else 8, data)
+    if scales is None:
+        return
+    tile_nbytes = len(all_scales) // layout.tiles
     section = all_scales[tile * tile_nbytes : (tile + tiles) * tile_nbytes]
-    _pack_scales(scales.view(np.uint16), section.view(np.uint16))
+    if scales.dtype == np.float32:
+        section.view(np.float32)[:] = scales.reshape(-1)
+        return
+    unsigned = np.dtype(f"u{scales.itemsize}")
+    pack_scales(np.ascontiguousarray(scales).view(unsigned), section.view(unsigned))
 
 
 def packing_bytes(layout: MatrixLayout, bf16: bool) -> int:
     """Most bytes that `pack` takes beside its arguments, for weights that are bf16 bits or f32."""
     elements = layout.rows * layout.cols
-    if not layout.groups:
+    fmt = FORMATS[layout.format]
+    if not fmt.quantised:
         own = layout.format == ("bf16" if bf16 else "f32")
         return 0 if own else elements * (4 if bf16 else 2)
-    values = layout.rows * layout.groups * GROUP
-    scales = 2 * layout.rows * layout.groups
-    search = 160 * max(64, layout.groups)  # of quantise_q4: 40 numbers a lane
-    return values + scales + search + (elements * 4 if bf16 else 0)
+    values, scales = value_shapes(layout.format, layout.rows, layout.cols)
+    kept = values[0] * values[1] + scales[0] * scales[1] * np.dtype(fmt.scale_type).itemsize
+    # of quantise_q4: weights and eight more numbers a lane
+    search = (4 * fmt.group + 40) * max(64, layout.groups) if fmt.value_type is np.int8 else 0
+    return kept + search + (elements * 4 if bf16 else 0)
 
 
 def compile_packers(formats: Iterable[str]) -> None:
@@ -205,9 +287,9 @@ def compile_packers(formats: Iterable[str]) -> None:
     """
     wanted = [*formats]
     for fmt in {*wanted, *map(mtp_format, wanted)}:
-        layout = matrix_layout(fmt, TILE, GROUP)
-        pack(np.zeros((TILE, GROUP), np.float32), layout)
-        pack(np.zeros((TILE, GROUP), np.uint16), layout)
+        layout = matrix_layout(fmt, TILE, TILE)
+        pack(np.zeros((TILE, TILE), np.float32), layout)
+        pack(np.zeros((TILE, TILE), np.uint16), layout)
 
 
 def _widened(weights: Floats | Bits) -> Floats:
@@ -223,21 +305,12 @@ def unpack(packed: Bytes, layout: MatrixLayout) -> Floats:
             f"packed matrix has shape {packed.shape}, its layout {layout.nbytes} bytes"
         )
     packed = np.ascontiguousarray(packed, np.uint8)
-    rows = layout.tiles * TILE
     if layout.format == "f32":
         return _untile(packed.view(np.float32), layout)
     if layout.format == "bf16":
         return widen_bf16(_untile(packed.view(np.uint16), layout))
-    values = np.empty((rows, layout.groups * GROUP), np.int8)
-    scales = np.empty((rows, layout.groups), np.uint16)
-    data, packed_scales = layout.sections(packed)
-    _unpack_scales(packed_scales.view(np.uint16), scales)
-    if layout.format == "q8":
-        _unpack_q8(data, values)
-    else:
-        _unpack_q4(data, values)
-    weights = dequantise(values, scales.view(np.float16))
-    return np.ascontiguousarray(weights[: layout.rows, : layout.cols])
+    weights = dequantise(*unpack_values(packed, layout))
+    return np.ascontiguousarray(weights[:, : layout.cols])
 
 
 def _untile(stored: npt.NDArray[Any], layout: MatrixLayout) -> npt.NDArray[Any]:
@@ -265,86 +338,3 @@ def unpack_record(record: Bytes, layout: RecordLayout) -> tuple[Floats, Floats, 
     """record u8 (nbytes,) -> gate (ffn, hidden), up (ffn, hidden), down (hidden, ffn), f32."""
     gate, up, down = (unpack(record[begin:end], part) for part, begin, end in layout.parts())
     return gate, up, down
-
-
-@kernel
-def _pack_float(weights, out):  # pragma: no cover - compiled
-    """weights (rows, cols) -> out (tiles * cols * 16 or more,), of the same unsigned type."""
-    rows, cols = weights.shape
-    for tile in range((rows + 15) // 16):
-        for lane in range(16):
-            row = tile * 16 + lane
-            base = tile * cols * 16 + lane
-            for col in range(cols):
-                out[base + col * 16] = weights[row, col] if row < rows else 0
-
-
-@kernel
-def _pack_scales(scales, out):  # pragma: no cover - compiled
-    """scales u16 (rows, groups) -> out u16 (tiles * groups * 16,)."""
-    rows, groups = scales.shape
-    for tile in range((rows + 15) // 16):
-        for lane in range(16):
-            row = tile * 16 + lane
-            for group in range(groups):
-                out[(tile * groups + group) * 16 + lane] = scales[row, group] if row < rows else 0
-
-
-@kernel
-def _unpack_scales(packed, scales):  # pragma: no cover - compiled
-    rows, groups = scales.shape
-    for row in range(rows):
-        for group in range(groups):
-            scales[row, group] = packed[((row // 16) * groups + group) * 16 + row % 16]
-
-
-@kernel
-def _pack_q8(values, out):  # pragma: no cover - compiled
-    """values i8 (rows, cols padded to 32) -> out u8 (tiles * groups * 512,)."""
-    rows, cols = values.shape
-    for tile in range((rows + 15) // 16):
-        for lane in range(16):
-            row = tile * 16 + lane
-            base = tile * cols * 16 + lane * 4
-            for col in range(cols):
-                q = values[row, col] if row < rows else 0
-                out[base + (col // 4) * 64 + col % 4] = np.uint8(q)
-
-
-@kernel
-def _unpack_q8(packed, values):  # pragma: no cover - compiled
-    rows, cols = values.shape
-    for row in range(rows):
-        base = (row // 16) * cols * 16 + (row % 16) * 4
-        for col in range(cols):
-            values[row, col] = np.int8(packed[base + (col // 4) * 64 + col % 4])
-
-
-@kernel
-def _pack_q4(values, out):  # pragma: no cover - compiled
-    """values i8 (rows, cols padded to 32) in -8..7 -> out u8 (tiles * groups * 256,)."""
-    rows, cols = values.shape
-    for tile in range((rows + 15) // 16):
-        for lane in range(16):
-            row = tile * 16 + lane
-            base = tile * cols * 8 + lane * 4
-            for block in range(cols // 8):
-                for i in range(4):
-                    low = 8
-                    high = 8
-                    if row < rows:
-                        low += values[row, block * 8 + i]
-                        high += values[row, block * 8 + 4 + i]
-                    out[base + block * 64 + i] = np.uint8(low | (high << 4))
-
-
-@kernel
-def _unpack_q4(packed, values):  # pragma: no cover - compiled
-    rows, cols = values.shape
-    for row in range(rows):
-        base = (row // 16) * cols * 8 + (row % 16) * 4
-        for block in range(cols // 8):
-            for i in range(4):
-                byte = np.int64(packed[base + block * 64 + i])
-                values[row, block * 8 + i] = (byte & 15) - 8
-                values[row, block * 8 + 4 + i] = (byte >> 4) - 8

@@ -288,7 +288,7 @@ def train(
     prefix: int,
     top_k: int,
     seed: int,
-    budget: int = 4096,
+    budget: int = 8192,
     rate: float = 3e-3,
     check: object = None,
 ) -> Mtp:

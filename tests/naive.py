@@ -4,6 +4,8 @@ Float results are taken in float64 unless the kernel's rounding is part of its c
 activations' quantisation, the order of routing). Tests compare kernels with these.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,36 +13,56 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 
-def quantise_activations(x: Floats) -> tuple[npt.NDArray[np.int32], Floats]:
-    """x (n, cols) -> values (n, groups, 32), scales f32 (n, groups): amax / 127, half to even."""
+def quantise_activations(x: Floats, group: int = 32) -> tuple[npt.NDArray[np.int32], Floats]:
+    """x (n, cols) -> values (n, groups, group), scales f32 (n, groups): amax / 127, half to even."""
     n, cols = x.shape
-    groups = -(-cols // 32)
-    padded = np.zeros((n, groups * 32), np.float32)
+    groups = -(-cols // group)
+    padded = np.zeros((n, groups * group), np.float32)
     padded[:, :cols] = x
-    grouped = padded.reshape(n, groups, 32)
+    grouped = padded.reshape(n, groups, group)
     scales = (np.abs(grouped).max(axis=2) / np.float32(127)).astype(np.float32)
     divisors = np.where(scales == 0, np.float32(1), scales)
     values = np.clip(np.rint(grouped / divisors[:, :, None]), -127, 127).astype(np.int32)
     return values, scales
 
 
-def matmul_quantised(
-    x: Floats, values: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]
-) -> Floats:
+def fma(a: npt.NDArray[Any], b: npt.NDArray[Any], c: Floats) -> Floats:
+    """a * b + c: an exact product, a sum in float64, rounded once more, which stands for one."""
+    return (a.astype(np.float64) * b.astype(np.float64) + c).astype(np.float32)
+
+
+def matmul_quantised(x: Floats, values: npt.NDArray[np.int8], scales: npt.NDArray[Any]) -> Floats:
     """x (n, cols), weights as formats.quantise gives them -> (n, rows).
 
-    The group sums are exact, the scale products and the running sum are rounded to f32; a sum in
-    float64 of an exact product, rounded once more, stands for the fma.
+    The group sums are exact, the scale products and the running sum are rounded to f32.
     """
-    q, x_scales = quantise_activations(x)
     rows, groups = scales.shape
-    w = values.astype(np.int32).reshape(rows, groups, 32)
+    w = values.astype(np.int32).reshape(rows, groups, -1)
+    q, x_scales = quantise_activations(x, w.shape[2])
     w_scales = scales.astype(np.float32)
     total = np.zeros((len(x), rows), np.float32)
     for g in range(groups):
-        dots = (q[:, g] @ w[:, g].T).astype(np.float64)
-        products = (x_scales[:, g, None] * w_scales[None, :, g]).astype(np.float64)
-        total = (dots * products + total).astype(np.float32)
+        dots = q[:, g] @ w[:, g].T
+        total = fma(dots, x_scales[:, g, None] * w_scales[None, :, g], total)
+    return total
+
+
+def matmul_chains(x: Floats, weights: Floats) -> Floats:
+    """x (n, cols), weights (rows, cols) -> (n, rows): column k goes to chain k % 4 by fma."""
+    chains: list[Any] = [np.zeros((len(x), len(weights)), np.float32) for _ in range(4)]
+    for k in range(x.shape[1]):
+        chains[k % 4] = fma(x[:, k, None], weights[None, :, k], chains[k % 4])
+    return (chains[0] + chains[1]) + (chains[2] + chains[3])
+
+
+def matmul_blocks(x: Floats, numbers: Floats, scales: Floats) -> Floats:
+    """Like `matmul_chains` for each 128 columns, times scales (tiles of 16 rows, blocks), by fma."""
+    spread = np.repeat(scales, 16, axis=0)[: len(numbers)]
+    total = np.zeros((len(x), len(numbers)), np.float32)
+    for block in range(scales.shape[1]):
+        part = slice(block * 128, block * 128 + 128)
+        sums = matmul_chains(x[:, part], numbers[:, part])
+        total = fma(sums, spread[None, :, block], total)
     return total
 
 

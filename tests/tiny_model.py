@@ -155,6 +155,7 @@ def running(
     slots: int = 64,
     threads: int = 1,
     context: int = 128,
+    kv_format: str = "f32",
 ) -> Iterator[Transformer]:
     """A model that runs from ``folder``, a checkpoint or a converted model, by the real store."""
     if is_container(folder):
@@ -173,6 +174,7 @@ def running(
     store = ExpertStore(records, slots, config.moe_layers, config.experts)
     try:
         with Workers(threads) as workers:
-            yield Transformer(config, weights, store, KvCache(config, context), workers)
+            kv = KvCache(config, context, kv_format=kv_format)
+            yield Transformer(config, weights, store, kv, workers)
     finally:
         store.close()

@@ -8,34 +8,55 @@ For each block: scores = scale * (q . k), dims into 16 lanes by fma, then the tr
 the dims beyond a multiple of 16; the new maximum m; what was summed so far times exp(m_old - m);
 weights exp(score - m), and weight * v added by fma key by key. A block that is not full yet counts
 as full of keys with score -inf, whose weight is 0.
+
+A block's keys and values are read once for all query heads that share them and for several rows,
+two of these queries at a time. In the formats f16 and q8 a block is widened to f32 first.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.engine.kernels.matmul import check_floats, grain_for
+from diskmoe.engine.kernels.atomics import word_at
+from diskmoe.engine.kernels.attention_blocks import (
+    KEYS,
+    add_one,
+    add_two,
+    divide,
+    look_ahead,
+    score_one,
+    score_two,
+    weigh_keys,
+    widen,
+)
+from diskmoe.engine.kernels.heads import KV_F32, CachePart
+from diskmoe.engine.kernels.matmul import check_floats
+from diskmoe.engine.kernels.program import Builder, Phase, Rows, address_of_array, f32_word, rows_of
 from diskmoe.engine.kernels.simd import (
-    add,
     address,
-    exp,
     f32_at,
-    fma,
-    lane_max,
-    lane_sum,
-    larger,
     load_f32,
-    mul,
     splat,
     store_f32,
-    store_lane_sums,
     store_one,
 )
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.experts.compiled import kernel
+from diskmoe.experts.compiled import inner
 
 Floats = npt.NDArray[np.float32]
 
-_KEYS = 64  # keys in a block
+_QUERIES = 32  # heads times rows that share a block, where there are as many
+_WIDENED = 4_096  # numbers of a part of a block: 16 KiB, half of a small first cache
+_TYPICAL_KEYS = 256  # to judge whether an item is worth a thread
+
+
+@dataclass(frozen=True)
+class AttendShape:
+    heads: int
+    kv_heads: int
+    dims: int  # of queries and keys
+    v_dims: int
 
 
 def attend(
@@ -62,139 +83,282 @@ def attend(
         raise ValueError(f"{heads} query heads do not share {kv_heads} key heads evenly")
     if start < 0 or start + n > ctx:
         raise ValueError(f"rows at positions {start}..{start + n - 1} with {ctx} keys")
-    macs = 2 * (start + n) * (heads // kv_heads) * head_dim
-    workers.run(
-        _attend,
-        n * kv_heads,
-        q,
-        k,
-        v,
-        start,
-        np.float32(scale),
-        out,
-        grain=grain_for(macs * 4),  # a multiply-add costs about four times one of int8
+    begin = np.array([start], np.int64)
+    builder = Builder()
+    add_attend(
+        builder,
+        n,
+        AttendShape(heads, kv_heads, head_dim, v_dim),
+        rows_of(q),
+        KV_F32,
+        CachePart(address_of_array(k), k.strides[0], k.strides[1]),
+        CachePart(address_of_array(v), v.strides[0], v.strides[1]),
+        address_of_array(begin),
+        scale,
+        rows_of(out),
+        workers.n_threads,
     )
+    workers.run(builder.program())
     return out
 
 
-@kernel
-def _score_keys(q, keys, step, count, head_dim, scores):  # pragma: no cover - compiled
-    """q . key for `count` keys at addresses keys, keys + step, ... -> scores; the rest -inf."""
-    whole = head_dim // 16 * 16
-    out = address(scores)
-    for j in range(0, _KEYS, 4):
-        if j >= count:
-            scores[j : j + 4] = -np.inf
-            continue
-        # The last keys are computed together with repeated ones: the same sums, four at a time.
-        k0 = keys + j * step
-        k1 = keys + min(j + 1, count - 1) * step
-        k2 = keys + min(j + 2, count - 1) * step
-        k3 = keys + min(j + 3, count - 1) * step
-        s0 = s1 = s2 = s3 = splat(np.float32(0.0))
-        for d in range(0, whole * 4, 64):
-            part = load_f32(q + d)
-            s0 = fma(part, load_f32(k0 + d), s0)
-            s1 = fma(part, load_f32(k1 + d), s1)
-            s2 = fma(part, load_f32(k2 + d), s2)
-            s3 = fma(part, load_f32(k3 + d), s3)
-        store_lane_sums(out + j * 4, s0, s1, s2, s3)
-        for i in range(j, min(j + 4, count)):
-            for d in range(whole * 4, head_dim * 4, 4):
-                scores[i] = fma(f32_at(q + d), f32_at(keys + i * step + d), scores[i])
-        if j + 4 > count:
-            scores[count : j + 4] = -np.inf
+def add_attend(
+    builder: Builder,
+    n: int,
+    shape: AttendShape,
+    q: Rows,
+    kv_kind: int,
+    keys: CachePart,
+    values: CachePart,
+    start: int,  # address of the first row's position, int64
+    scale: float,
+    out: Rows,
+    threads: int,
+) -> None:
+    """A phase: attention of n rows of queries over the cache, which holds their own keys too."""
+    shared = shape.heads // shape.kv_heads
+    rows, parts = _split(n, shape.kv_heads, shared, threads)
+    words = [
+        *(n, shape.heads, shape.kv_heads, shape.dims, shape.v_dims, rows, parts),
+        *(q.address, q.step, out.address, out.step),
+        *(start, f32_word(scale), kv_kind, *keys.words, *values.words),
+    ]
+    items = -(-n // rows) * shape.kv_heads * parts
+    macs = 2 * rows * (shared // parts) * _TYPICAL_KEYS * shape.dims
+    builder.add(ATTEND, words, items, macs)
 
 
-@kernel
-def _weigh_keys(scores, scale, maximum):  # pragma: no cover - compiled
-    """Scores of a block -> exp(scale * score - new maximum) in place; (new maximum, sum)."""
-    at = address(scores)
-    factor = splat(scale)
-    largest = splat(maximum)
-    for j in range(0, _KEYS * 4, 64):
-        score = mul(load_f32(at + j), factor)
-        largest = larger(score, largest)
-        store_f32(at + j, score)
-    maximum = lane_max(largest)
-    shift = splat(-maximum)
-    total = splat(np.float32(0.0))
-    for j in range(0, _KEYS * 4, 64):
-        weight = exp(add(load_f32(at + j), shift))
-        total = add(total, weight)
-        store_f32(at + j, weight)
-    return maximum, lane_sum(total)
+def _split(n: int, kv_heads: int, shared: int, threads: int) -> tuple[int, int]:
+    """(rows of an item, parts into which the heads that share keys are cut).
+
+    Few items are as many as share a block in the caches; more where threads would stay idle.
+    """
+    rows, parts = max(1, min(n, 16, _QUERIES // shared)), 1
+    while True:
+        items = -(-n // rows) * kv_heads * parts
+        if items % threads == 0 or items >= 4 * threads:
+            return rows, parts
+        if rows > 1:
+            rows = -(-rows // 2)
+        elif shared // parts % 2 == 0:
+            parts *= 2
+        else:
+            return rows, parts
 
 
-@kernel
-def _add_values(weights, values, step, count, kept, v_dim, y):  # pragma: no cover - compiled
-    """y = y * kept, then y = fma(weight, value, y) key by key; y: address of v_dim f32."""
-    old = splat(kept)
-    d = 0
-    while d + 64 <= v_dim:  # four vectors together hide the latency of fma
-        at = y + d * 4
-        a = mul(load_f32(at), old)
-        b = mul(load_f32(at + 64), old)
-        c = mul(load_f32(at + 128), old)
-        e = mul(load_f32(at + 192), old)
-        for j in range(count):
-            v = values + j * step + d * 4
-            weight = splat(weights[j])
-            a = fma(weight, load_f32(v), a)
-            b = fma(weight, load_f32(v + 64), b)
-            c = fma(weight, load_f32(v + 128), c)
-            e = fma(weight, load_f32(v + 192), e)
-        store_f32(at, a)
-        store_f32(at + 64, b)
-        store_f32(at + 128, c)
-        store_f32(at + 192, e)
-        d += 64
-    while d + 16 <= v_dim:
-        a = mul(load_f32(y + d * 4), old)
-        for j in range(count):
-            a = fma(splat(weights[j]), load_f32(values + j * step + d * 4), a)
-        store_f32(y + d * 4, a)
-        d += 16
-    while d < v_dim:
-        rest = f32_at(y + d * 4) * kept
-        for j in range(count):
-            rest = fma(weights[j], f32_at(values + j * step + d * 4), rest)
-        store_one(y + d * 4, rest)
-        d += 1
+@inner
+def _block_scores(
+    args, kv, first_head, per_row, first_row, rows, block, keys, step, sub, room, scores, used
+):  # pragma: no cover - compiled
+    """Scores of all queries for keys sub..sub+room-1 of a block -> scores (queries, KEYS)."""
+    dims = word_at(args + 24)
+    q = word_at(args + 56) + first_row * word_at(args + 64) + first_head * dims * 4
+    q_step = word_at(args + 64)
+    seen = word_at(word_at(args + 88)) + first_row + 1 - block - sub  # keys of the first row
+    queries = rows * per_row
+    part = args + 112  # what is read next: keys of this block, then its values
+    position = block + sub + room
+    ahead = min(room, used - sub - room)
+    if ahead <= 0:
+        part = args + 160
+        position = np.int64(block)
+        ahead = min(room, used)
+        dims_ahead = word_at(args + 32)
+    else:
+        dims_ahead = dims
+    kind = word_at(args + 104)
+    m = np.int64(0)
+    while m < queries:
+        look_ahead(part, kv, position, ahead, dims_ahead, kind, m // 2, (queries + 1) // 2)
+        count = min(seen + m // per_row, room)
+        at = scores + (m * KEYS + sub) * 4
+        q0 = q + m // per_row * q_step + m % per_row * dims * 4
+        if m + 1 < queries and min(seen + (m + 1) // per_row, room) == count:
+            if count > 0:
+                q1 = q + (m + 1) // per_row * q_step + (m + 1) % per_row * dims * 4
+                score_two(q0, q1, keys, step, count, dims, at, at + KEYS * 4)
+            m += 2
+        else:
+            if count > 0:
+                score_one(q0, keys, step, count, dims, at)
+            m += 1
 
 
-@kernel
-def _attend(q, k, v, start, scale, out, begin, end):  # pragma: no cover - compiled
-    """Items (row, kv head)."""
-    heads, head_dim = q.shape[1:]
-    kv_heads, v_dim = v.shape[1:]
-    shared = heads // kv_heads
-    k_step = kv_heads * head_dim * 4
-    v_step = kv_heads * v_dim * 4
-    scores = np.empty(_KEYS, np.float32)
-    maximum = np.empty(shared, np.float32)
-    total = np.empty(shared, np.float32)
+@inner
+def _block_values(
+    args,
+    kv,
+    first_head,
+    per_row,
+    first_row,
+    rows,
+    block,
+    values,
+    step,
+    sub,
+    room,
+    scores,
+    kept,
+    ahead,
+):  # pragma: no cover - compiled
+    """Weighted values of keys sub..sub+room-1 of a block, added to the rows' outputs."""
+    dims = word_at(args + 32)
+    y = word_at(args + 72) + first_row * word_at(args + 80) + first_head * dims * 4
+    y_step = word_at(args + 80)
+    seen = word_at(word_at(args + 88)) + first_row + 1 - block - sub
+    queries = rows * per_row
+    part = args + 160  # what is read next: values of this block, then the next one's keys
+    position = block + sub + room
+    dims_ahead = dims
+    last = min(np.int64(KEYS), word_at(word_at(args + 88)) + first_row + rows - block)
+    coming = min(room, last - sub - room)
+    if coming <= 0:
+        part = args + 112
+        position = np.int64(block + KEYS)
+        coming = min(room, ahead)
+        dims_ahead = word_at(args + 24)
+    kind = word_at(args + 104)
+    m = np.int64(0)
+    while m < queries:
+        if coming > 0:
+            look_ahead(part, kv, position, coming, dims_ahead, kind, m // 2, (queries + 1) // 2)
+        count = min(seen + m // per_row, room)
+        w = scores + (m * KEYS + sub) * 4
+        y0 = y + m // per_row * y_step + m % per_row * dims * 4
+        kept0 = f32_at(kept + m * 4) if sub == 0 else np.float32(1.0)
+        if m + 1 < queries and min(seen + (m + 1) // per_row, room) == count:
+            if count > 0:
+                y1 = y + (m + 1) // per_row * y_step + (m + 1) % per_row * dims * 4
+                kept1 = f32_at(kept + m * 4 + 4) if sub == 0 else np.float32(1.0)
+                add_two(w, w + KEYS * 4, values, step, count, kept0, kept1, dims, y0, y1)
+            m += 2
+        else:
+            if count > 0:
+                add_one(w, values, step, count, kept0, np.int64(0), dims, y0)
+            m += 1
+
+
+@inner
+def _attend_item(
+    args, kv, first_head, per_row, first_row, rows, scratch, widened
+):  # pragma: no cover - compiled
+    """Rows first_row.. and heads first_head.. of them, which share a kv head."""
+    dims = word_at(args + 24)
+    v_dims = word_at(args + 32)
+    start = word_at(word_at(args + 88))
+    scale = f32_at(args + 96)
+    kind = word_at(args + 104)
+    keys_part = args + 112
+    values_part = args + 160
+    queries = rows * per_row
+    maxima = scratch
+    totals = scratch + queries * 4
+    kept = scratch + queries * 8
+    scores = scratch + (queries * 12 + 63) // 64 * 64
+    out = word_at(args + 72) + first_row * word_at(args + 80) + first_head * v_dims * 4
+    for m in range(queries):
+        store_one(maxima + m * 4, np.float32(-np.inf))
+        store_one(totals + m * 4, np.float32(0.0))
+        y = out + m // per_row * word_at(args + 80) + m % per_row * v_dims * 4
+        for d in range(v_dims):
+            store_one(y + d * 4, np.float32(0.0))
+    n_keys = start + first_row + rows  # of the last row
+    for block in range(0, n_keys, KEYS):
+        used = min(KEYS, n_keys - block)
+        room = min(used, max(1, _WIDENED // max(dims, v_dims)))
+        if block + KEYS > start + first_row + 1:  # some row does not see the whole block
+            for j in range(queries * KEYS):
+                store_one(scores + j * 4, np.float32(-np.inf))
+        for sub in range(0, used, room):
+            count = min(room, used - sub)
+            keys = word_at(keys_part) + kv * word_at(keys_part + 16)
+            keys += (block + sub) * word_at(keys_part + 8)
+            step = word_at(keys_part + 8)
+            if kind != KV_F32:
+                widen(keys_part, kv, block + sub, count, dims, kind, widened)
+                keys = widened
+                step = dims * 4
+            _block_scores(
+                args,
+                kv,
+                first_head,
+                per_row,
+                first_row,
+                rows,
+                block,
+                keys,
+                step,
+                sub,
+                count,
+                scores,
+                used,
+            )
+        for m in range(queries):
+            if start + first_row + m // per_row >= block:
+                at = scores + m * KEYS * 4
+                factor = weigh_keys(at, scale, maxima + m * 4, totals + m * 4)
+                store_one(kept + m * 4, factor)
+        for sub in range(0, used, room):
+            count = min(room, used - sub)
+            values = word_at(values_part) + kv * word_at(values_part + 16)
+            values += (block + sub) * word_at(values_part + 8)
+            step = word_at(values_part + 8)
+            if kind != KV_F32:
+                widen(values_part, kv, block + sub, count, v_dims, kind, widened)
+                values = widened
+                step = v_dims * 4
+            _block_values(
+                args,
+                kv,
+                first_head,
+                per_row,
+                first_row,
+                rows,
+                block,
+                values,
+                step,
+                sub,
+                count,
+                scores,
+                kept,
+                min(KEYS, n_keys - block - KEYS),
+            )
+    for m in range(queries):
+        total = f32_at(totals + m * 4)
+        y = out + m // per_row * word_at(args + 80) + m % per_row * v_dims * 4
+        d = np.int64(0)
+        while d + 16 <= v_dims:
+            store_f32(y + d * 4, divide(load_f32(y + d * 4), splat(total)))
+            d += 16
+        while d < v_dims:
+            store_one(y + d * 4, f32_at(y + d * 4) / total)
+            d += 1
+
+
+def _attend(args, begin, end):  # pragma: no cover - compiled
+    """Items: (group of rows, kv head, part of the heads that share it)."""
+    n = word_at(args)
+    kv_heads = word_at(args + 16)
+    shared = word_at(args + 8) // kv_heads
+    rows = word_at(args + 40)
+    parts = word_at(args + 48)
+    per_row = shared // parts
+    queries = rows * per_row
+    scratch = np.empty(queries * (KEYS + 3) + 32, np.float32)
+    used = 16
+    if word_at(args + 104) != KV_F32:
+        dims = max(word_at(args + 24), word_at(args + 32))
+        used = dims * min(KEYS, max(1, _WIDENED // dims)) + 16
+    widened = np.empty(used, np.float32)
     for item in range(begin, end):
-        row = item // kv_heads
-        kv = item % kv_heads
-        n_keys = start + row + 1
-        maximum[:] = -np.inf
-        total[:] = 0.0
-        out[row, kv * shared : kv * shared + shared] = 0.0
-        for first in range(0, n_keys, _KEYS):
-            count = min(_KEYS, n_keys - first)
-            keys = address(k) + first * k_step + kv * head_dim * 4
-            values = address(v) + first * v_step + kv * v_dim * 4
-            for h in range(shared):
-                head = row * heads + kv * shared + h
-                q_at = address(q) + head * head_dim * 4
-                _score_keys(q_at, keys, k_step, count, head_dim, scores)
-                largest, added = _weigh_keys(scores, scale, maximum[h])
-                kept = exp(maximum[h] - largest)
-                maximum[h] = largest
-                total[h] = fma(total[h], kept, added)
-                y = address(out) + head * v_dim * 4
-                _add_values(scores, values, v_step, count, kept, v_dim, y)
-        for h in range(shared):
-            for d in range(v_dim):
-                out[row, kv * shared + h, d] /= total[h]
+        group = item // (kv_heads * parts)
+        kv = item // parts % kv_heads
+        first_head = kv * shared + item % parts * per_row
+        first_row = group * rows
+        count = min(rows, n - first_row)
+        at = (address(scratch) + 63) // 64 * 64
+        room = (address(widened) + 63) // 64 * 64
+        _attend_item(args, kv, first_head, per_row, first_row, count, at, room)
+
+
+ATTEND = Phase(_attend)

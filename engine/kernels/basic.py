@@ -10,8 +10,11 @@ The rule of this file: elementwise operations round once each; a sum over a row 
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.engine.kernels.atomics import on_stack, word_at
+from diskmoe.engine.kernels.program import Builder, Phase, Rows, address_of_array, f32_word
 from diskmoe.engine.kernels.simd import (
     address,
+    f32_at,
     fma,
     lane_sum,
     load_f32,
@@ -20,8 +23,9 @@ from diskmoe.engine.kernels.simd import (
     silu,
     splat,
     store_f32,
+    store_one,
 )
-from diskmoe.experts.compiled import kernel
+from diskmoe.experts.compiled import inner, kernel
 
 Floats = npt.NDArray[np.float32]
 
@@ -126,28 +130,61 @@ def _flat(x: Floats) -> Floats:
     return x.reshape(-1)
 
 
+@inner
+def norm_row(x, weight, d, eps, out):  # pragma: no cover - compiled
+    """The RMS norm of d f32 at x, times weight, to out; all three are addresses."""
+    whole = d // 16 * 16
+    squares = splat(np.float32(0.0))
+    for c in range(0, whole, 16):
+        v = load_f32(x + c * 4)
+        squares = fma(v, v, squares)
+    if whole < d:
+        tail = _tail()
+        store_f32(tail, splat(np.float32(0.0)))
+        for c in range(whole, d):
+            store_one(tail + (c - whole) * 4, f32_at(x + c * 4))
+        v = load_f32(tail)
+        squares = fma(v, v, squares)
+    mean = lane_sum(squares) / np.float32(d)
+    inverse = np.float32(1.0) / np.sqrt(mean + eps)
+    for c in range(0, whole, 16):
+        store_f32(
+            out + c * 4, mul(mul(load_f32(x + c * 4), splat(inverse)), load_f32(weight + c * 4))
+        )
+    for c in range(whole, d):
+        store_one(out + c * 4, (f32_at(x + c * 4) * inverse) * f32_at(weight + c * 4))
+
+
+_tail = on_stack(64)
+
+
 @kernel
 def _rms_norm(x, weight, eps, out):  # pragma: no cover - compiled
     """x, out f32 (n * d,), weight f32 (d,)."""
     d = len(weight)
-    whole = d // 16 * 16
-    tail = np.zeros(16, np.float32)
-    for row in range(len(x) // d):
-        first = row * d
-        at = address(x) + first * 4
-        squares = splat(np.float32(0.0))
-        for c in range(0, whole, 16):
-            v = load_f32(at + c * 4)
-            squares = fma(v, v, squares)
-        if whole < d:
-            for c in range(whole, d):
-                tail[c - whole] = x[first + c]
-            v = load_f32(address(tail))
-            squares = fma(v, v, squares)
-        mean = lane_sum(squares) / np.float32(d)
-        inverse = np.float32(1.0) / np.sqrt(mean + eps)
-        for c in range(d):
-            out[first + c] = (x[first + c] * inverse) * weight[c]
+    for first in range(0, len(x), d):
+        norm_row(address(x) + first * 4, address(weight), d, eps, address(out) + first * 4)
+
+
+def _norm(args, begin, end):  # pragma: no cover - compiled
+    """Items: rows."""
+    for row in range(begin, end):
+        norm_row(
+            word_at(args) + row * word_at(args + 8),
+            word_at(args + 16),
+            word_at(args + 24),
+            f32_at(args + 32),
+            word_at(args + 40) + row * word_at(args + 48),
+        )
+
+
+NORM = Phase(_norm)
+
+
+def add_norm(builder: Builder, n: int, x: Rows, weight: Floats, eps: float, out: Rows) -> None:
+    """A phase: out = the RMS norm of n rows of len(weight) f32 each (`out` may be x)."""
+    words = [x.address, x.step, address_of_array(weight), len(weight), f32_word(eps)]
+    builder.add(NORM, [*words, out.address, out.step], n, 2 * len(weight))
 
 
 @kernel

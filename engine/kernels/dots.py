@@ -1,145 +1,300 @@
-"""Dot products of one group of 32 columns for the 16 rows of a tile: exact int32 sums.
+"""Dot products of one group of columns: rows of activations with the 16 weight rows of tiles.
 
 The rule of this file: no step saturates or rounds, so it does not matter in which order products
-are added, and the AVX2 code and the portable code agree to the bit.
-Weights lie as `diskmoe.experts.tiles` says; activations are 32 int8 in -127..127.
+are added, and all paths agree to the bit. Weights lie as `diskmoe.experts.tiles` says; activations
+are int8 in -127..127.
+
+Weights of four bits are stored, or looked up, as unsigned numbers u = value + zero, because the
+processors multiply unsigned bytes by signed ones; 8-bit weights become such numbers only where
+that is the fast way. A prepared row therefore holds ``-zero * sum(x)`` of each group.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-
-from diskmoe.engine.kernels.simd import (
+from diskmoe.engine.kernels.emit import (
+    I1,
     I8,
     I16,
     I32,
-    LANES,
+    add_dots,
+    bytes_times_bytes,
     call_llvm,
-    compiled,
     constant,
-    i32x16,
-    is_host,
-    load_at,
-    shuffle,
-    splat_lanes,
+    load,
+    looked_up,
+    loop,
+    neighbours_added,
+    number,
+    pairs_to_i32,
+    plus,
+    splat,
+    vector,
+    with_sign_of,
 )
+from diskmoe.engine.kernels.paths import Path
+
+FOUR_AT_ONCE = ("avx512vnni", "dotprod")  # paths with an instruction for four products
+
+# The numbers of e2m1 codes, doubled: codes 8..15 are the negative ones.
+E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
-def concat(builder: Any, low: Any, high: Any) -> Any:
-    return shuffle(builder, low, high, list(range(2 * low.type.count)))
+@dataclass(frozen=True)
+class Integers:
+    """How an integer format's group is stored. `zero`: see the module."""
+
+    bits: int  # 4 or 8
+    group: int  # columns
+    zero: int
+    table: bool = False  # whether the four bits are e2m1 codes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tile's group."""
+        return 2 * self.bits * self.group
+
+    @property
+    def safe_blocks(self) -> int:
+        """4-bit blocks whose products can be added in i16: |u * x| <= 15 * 127 is four of them."""
+        return 2 if self.table else 4
 
 
-def add_neighbours(builder: Any, value: Any) -> Any:
-    """Lanes 2i and 2i + 1 added."""
-    even = shuffle(builder, value, value, list(range(0, value.type.count, 2)))
-    odd = shuffle(builder, value, value, list(range(1, value.type.count, 2)))
-    return builder.add(even, odd)
+def emit_dots(
+    b: Any,
+    path: Path,
+    form: Integers,
+    tiles: Sequence[Any],
+    rows: Sequence[Any],
+    zeros: Sequence[Any],
+) -> list[list[list[Any]]]:
+    """[tile][row] -> vectors of i32 that together are the 16 sums.
 
-
-def _four_activations(builder: Any, at: Any, first: int, count: int) -> Any:
-    """The int8 activations first..first+3, repeated over a vector of `count` bytes."""
-    word = load_at(builder, at, first, I32, 4)
-    return builder.bitcast(splat_lanes(builder, word, count // 4), ir.VectorType(I8, count))
-
-
-def _bytes_times_bytes(builder: Any, unsigned: Any, signed: Any) -> Any:
-    """AVX2: u8 x s8 products added in neighbouring pairs, <16 x i16>, saturating."""
-    result = ir.VectorType(I16, 16)
-    return call_llvm(builder, "llvm.x86.avx2.pmadd.ub.sw", result, [unsigned, signed])
-
-
-def _pairs_to_i32(builder: Any, value: Any) -> Any:
-    """AVX2: <16 x i16> lanes added in neighbouring pairs, <8 x i32>."""
-    ones = constant(value.type, 1)
-    return call_llvm(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), [value, ones])
-
-
-def _q8_avx2(builder: Any, weights: Any, x: Any) -> Any:
-    """Signs move from the weights to the activations: |w| * 127 * 2 = 32512 does not saturate."""
-    half_bytes = ir.VectorType(I8, 32)
-    false = ir.Constant(ir.IntType(1), 0)
-    halves = []
-    for half in range(2):
-        total = None
-        for block in range(8):
-            w = load_at(builder, weights, block * 64 + half * 32, half_bytes, 1)
-            a = _four_activations(builder, x, block * 4, 32)
-            magnitude = call_llvm(builder, "llvm.abs.v32i8", half_bytes, [w, false])
-            signed = call_llvm(builder, "llvm.x86.avx2.psign.b", half_bytes, [a, w])
-            dot = _pairs_to_i32(builder, _bytes_times_bytes(builder, magnitude, signed))
-            total = dot if total is None else builder.add(total, dot)
-        halves.append(total)
-    return concat(builder, *halves)
-
-
-def _q4_avx2(builder: Any, weights: Any, x: Any) -> Any:
-    """Eight products of u4 x s8 pairs fit an i16: 8 * 2 * 15 * 127 = 30480."""
-    half_bytes = ir.VectorType(I8, 32)
-    shorts = ir.VectorType(I16, 16)
-    nibble = constant(half_bytes, 15)
-    halves = []
-    for half in range(2):
-        total = None
-        for block in range(4):
-            w = load_at(builder, weights, block * 64 + half * 32, half_bytes, 1)
-            high = builder.lshr(builder.bitcast(w, shorts), constant(shorts, 4))
-            for part, q in enumerate((w, builder.bitcast(high, half_bytes))):
-                a = _four_activations(builder, x, block * 8 + part * 4, 32)
-                pairs = _bytes_times_bytes(builder, builder.and_(q, nibble), a)
-                total = pairs if total is None else builder.add(total, pairs)
-        halves.append(_pairs_to_i32(builder, total))
-    return concat(builder, *halves)
-
-
-def _q8_portable(builder: Any, weights: Any, x: Any) -> Any:
-    block_bytes, shorts = ir.VectorType(I8, 64), ir.VectorType(I16, 64)
-    total = None
-    for block in range(8):
-        w = builder.sext(load_at(builder, weights, block * 64, block_bytes, 1), shorts)
-        a = builder.sext(_four_activations(builder, x, block * 4, 64), shorts)
-        pairs = add_neighbours(builder, builder.mul(w, a))  # |pair| <= 32512
-        dot = add_neighbours(builder, builder.sext(pairs, ir.VectorType(I32, 32)))
-        total = dot if total is None else builder.add(total, dot)
-    return total
-
-
-def _q4_portable(builder: Any, weights: Any, x: Any) -> Any:
-    block_bytes, shorts = ir.VectorType(I8, 64), ir.VectorType(I16, 64)
-    total = None
-    for block in range(4):
-        w = load_at(builder, weights, block * 64, block_bytes, 1)
-        low = builder.and_(w, constant(block_bytes, 15))
-        high = builder.lshr(w, constant(block_bytes, 4))
-        for part, q in enumerate((low, high)):
-            a = builder.sext(_four_activations(builder, x, block * 8 + part * 4, 64), shorts)
-            products = builder.mul(builder.zext(q, shorts), a)
-            total = products if total is None else builder.add(total, products)
-    pairs = add_neighbours(builder, total)  # |pair| <= 30480
-    return add_neighbours(builder, builder.sext(pairs, ir.VectorType(I32, 32)))
-
-
-@compiled
-def dot_q8(typing_context, path, weights, x):
-    """Sums over a group of a q8 tile: weights 512 bytes (tiles.py), x 32 int8 in -127..127."""
-
-    def generate(context, builder, signature, args):
-        emit = _q8_avx2 if is_host(signature.args[0], context, "avx2") else _q8_portable
-        return emit(builder, args[1], args[2])
-
-    return i32x16(path, types.int64, types.int64), generate
-
-
-@compiled
-def dot_q4(typing_context, path, weights, x, x_sum):
-    """Sums over a group of a q4 tile: weights 256 bytes, x 32 int8, x_sum int32 their sum.
-
-    The tile stores q + 8, so the sum is 8 * x_sum too large before it is taken off.
+    tiles, rows: addresses of a group's weights and of its int8 activations; zeros: addresses of
+    the rows' i32 ``-zero * sum(x)``.
     """
+    if path.name == "portable":
+        return [
+            [[_portable(b, form, t, x, z)] for x, z in zip(rows, zeros, strict=True)] for t in tiles
+        ]
+    if path.name in FOUR_AT_ONCE:
+        return _four_at_once(b, path, form, tiles, rows, zeros)
+    emit = _bytes_in_pairs if form.bits == 8 else _nibbles_in_pairs
+    return emit(b, path, form, tiles, rows, zeros)
 
-    def generate(context, builder, signature, args):
-        emit = _q4_avx2 if is_host(signature.args[0], context, "avx2") else _q4_portable
-        excess = builder.shl(args[3], ir.Constant(I32, 3))
-        return builder.sub(emit(builder, args[1], args[2]), splat_lanes(builder, excess, LANES))
 
-    return i32x16(path, types.int64, types.int64, types.int32), generate
+# ---- what they share -----------------------------------------------------------------------------
+
+
+def _activations(b: Any, at: Any, width: int) -> Any:
+    """Four int8 activations, repeated over a vector of `width` bytes."""
+    return b.bitcast(splat(b, load(b, at, I32, 4), width // 4), vector(I8, width))
+
+
+def _nibbles(b: Any, path: Path, form: Integers, value: Any) -> tuple[Any, Any]:
+    """The unsigned numbers of a vector's lower and upper four bits."""
+    shorts = vector(I16, value.type.count // 2)
+    high = b.bitcast(b.lshr(b.bitcast(value, shorts), constant(shorts, 4)), value.type)
+    nibble = constant(value.type, 15)
+    low, high = b.and_(value, nibble), b.and_(high, nibble)
+    if not form.table:
+        return low, high
+    table = [value + form.zero for value in E2M1_DOUBLED]
+    return looked_up(b, path.native, table, low), looked_up(b, path.native, table, high)
+
+
+# ---- by pmaddubsw: two products added into i16 ---------------------------------------------------
+
+
+def _nibbles_in_pairs(
+    b: Any,
+    path: Path,
+    form: Integers,
+    tiles: Sequence[Any],
+    rows: Sequence[Any],
+    zeros: Sequence[Any],
+) -> list[list[list[Any]]]:
+    """Weights of four bits: several blocks are added in i16 before they go to i32."""
+    width = 32 if path.name == "avx2" else 64
+    parts = range(64 // width)
+    keys = [(t, r, p) for t in range(len(tiles)) for r in range(len(rows)) for p in parts]
+
+    def block(at: Any, carried: Sequence[Any]) -> Sequence[Any]:
+        skip, skip_x = b.shl(at, number(6)), b.shl(at, number(3))
+        weights = {}
+        for t, tile in enumerate(tiles):
+            for part in parts:
+                w = load(b, plus(b, b.add(tile, skip), part * width), vector(I8, width))
+                weights[t, part] = _nibbles(b, path, form, w)
+        totals = dict(zip(keys, carried, strict=True))
+        for r, row in enumerate(rows):
+            low_x = _activations(b, b.add(row, skip_x), width)
+            high_x = _activations(b, plus(b, b.add(row, skip_x), 4), width)
+            for (t, part), (low, high) in weights.items():
+                lower = bytes_times_bytes(b, path.native, low, low_x)
+                upper = bytes_times_bytes(b, path.native, high, high_x)
+                totals[t, r, part] = b.add(totals[t, r, part], b.add(lower, upper))
+        return [totals[key] for key in keys]
+
+    sums: list[Any] = []
+    for first in range(0, form.group // 8, form.safe_blocks):
+        nothing = [constant(vector(I16, width // 2), 0)] * len(keys)
+        shorts = _repeated(b, first, first + form.safe_blocks, len(rows), nothing, block)
+        wide = [pairs_to_i32(b, path.native, value) for value in shorts]
+        sums = [b.add(x, y) for x, y in zip(sums, wide, strict=True)] if sums else wide
+    for i, (_, r, _) in enumerate(keys):
+        sums[i] = b.add(sums[i], splat(b, load(b, zeros[r], I32, 4), width // 4))
+    return _nested(sums, len(tiles), len(rows))
+
+
+def _bytes_in_pairs(
+    b: Any,
+    path: Path,
+    form: Integers,
+    tiles: Sequence[Any],
+    rows: Sequence[Any],
+    zeros: Sequence[Any],
+) -> list[list[list[Any]]]:
+    """Weights of eight bits: signs move to the activations: |w| * 127 * 2 = 32512 fits an i16."""
+    width = 32 if path.name == "avx2" else 64
+    parts = range(64 // width)
+    ty = vector(I8, width)
+    keys = [(t, r, p) for t in range(len(tiles)) for r in range(len(rows)) for p in parts]
+
+    def block(at: Any, carried: Sequence[Any]) -> Sequence[Any]:
+        skip, skip_x = b.shl(at, number(6)), b.shl(at, number(2))
+        weights = {}
+        for t, tile in enumerate(tiles):
+            for part in parts:
+                w = load(b, plus(b, b.add(tile, skip), part * width), ty)
+                size = call_llvm(b, f"llvm.abs.v{width}i8", ty, [w, constant(I1, 0)])
+                weights[t, part] = w, size, b.ashr(w, constant(ty, 7))
+        totals = dict(zip(keys, carried, strict=True))
+        for r, row in enumerate(rows):
+            x = _activations(b, b.add(row, skip_x), width)
+            for (t, part), (w, size, mask) in weights.items():
+                # psignb shares its two pipes with the products, xor and subtraction have four:
+                # half of each keeps all of them busy.
+                if part and len(rows) > 1:
+                    signed = b.sub(b.xor(x, mask), mask)
+                else:
+                    signed = with_sign_of(b, path.native, x, w)
+                pairs = bytes_times_bytes(b, path.native, size, signed)
+                dot = pairs_to_i32(b, path.native, pairs)
+                totals[t, r, part] = b.add(totals[t, r, part], dot)
+        return [totals[key] for key in keys]
+
+    nothing = [constant(vector(I32, width // 4), 0)] * len(keys)
+    sums = _repeated(b, 0, form.group // 4, len(rows), nothing, block)
+    return _nested(sums, len(tiles), len(rows))
+
+
+def _repeated(
+    b: Any, begin: int, end: int, rows: int, totals: Sequence[Any], block: Any
+) -> Sequence[Any]:
+    """`block` for begin..end-1. For several rows it stays a loop: that keeps a block's weights in
+    registers for all rows, where the compiler would otherwise go row by row and run out of them.
+    """
+    if rows > 1:
+        return loop(b, number(begin), number(end), 1, totals, block, keep=True)[1]
+    for i in range(begin, end):
+        totals = block(number(i), totals)
+    return totals
+
+
+def _nested(sums: Sequence[Any], tiles: int, rows: int) -> list[list[list[Any]]]:
+    """Sums by tile, row and part -> [tile][row][part]."""
+    parts = len(sums) // (tiles * rows)
+    at = iter(sums)
+    return [[[next(at) for _ in range(parts)] for _ in range(rows)] for _ in range(tiles)]
+
+
+# ---- by vpdpbusd or sdot: four products added into i32 -------------------------------------------
+
+
+def _four_at_once(
+    b: Any,
+    path: Path,
+    form: Integers,
+    tiles: Sequence[Any],
+    rows: Sequence[Any],
+    zeros: Sequence[Any],
+) -> list[list[list[Any]]]:
+    """The sums start at -zero * sum(x).
+
+    vpdpbusd multiplies unsigned by signed bytes, sdot signed by signed ones, so q8 has no zero.
+    """
+    unsigned = path.name == "avx512vnni"
+    width = 64 if unsigned else 16
+    parts = range(64 // width)
+    ty = vector(I8, width)
+    has_zero = unsigned or form.bits == 4
+    nothing = constant(vector(I32, width // 4), 0)
+    sums = {
+        (t, r, part): splat(b, load(b, zero, I32, 4), width // 4) if has_zero else nothing
+        for t in range(len(tiles))
+        for r, zero in enumerate(zeros)
+        for part in parts
+    }
+    per_block = 64 // (2 * form.bits)  # columns
+    for block in range(form.group // per_block):
+        weights = {}
+        for t, tile in enumerate(tiles):
+            for part in parts:
+                w = load(b, plus(b, tile, block * 64 + part * width), ty)
+                if form.bits == 4:
+                    weights[t, part] = _nibbles(b, path, form, w)
+                else:  # q + 128, or q itself
+                    weights[t, part] = (b.xor(w, constant(ty, -128)) if unsigned else w,)
+        for r, row in enumerate(rows):
+            for quad in range(per_block // 4):
+                x = _activations(b, plus(b, row, block * per_block + quad * 4), width)
+                for (t, part), quads in weights.items():
+                    total = sums[t, r, part]
+                    sums[t, r, part] = add_dots(b, path.native, total, quads[quad], x)
+    return _nested(list(sums.values()), len(tiles), len(rows))
+
+
+# ---- by plain vector code ------------------------------------------------------------------------
+
+
+def _portable(b: Any, form: Integers, tile: Any, row: Any, zero: Any) -> Any:
+    """By products in i16, added in pairs: what compilers vectorise well on every processor."""
+    bytes_, shorts, wide = vector(I8, 64), vector(I16, 64), vector(I32, 32)
+    total = None
+    if form.bits == 8:
+        for block in range(form.group // 4):
+            w = b.sext(load(b, plus(b, tile, block * 64), bytes_), shorts)
+            x = b.sext(_activations(b, plus(b, row, block * 4), 64), shorts)
+            pairs = neighbours_added(b, b.mul(w, x))  # |pair| <= 32512
+            dot = neighbours_added(b, b.sext(pairs, wide))
+            total = dot if total is None else b.add(total, dot)
+        return total
+    products = None
+    for block in range(form.group // 8):
+        w = load(b, plus(b, tile, block * 64), bytes_)
+        low, high = b.and_(w, constant(bytes_, 15)), b.lshr(w, constant(bytes_, 4))
+        for part, code in enumerate((low, high)):
+            q = _e2m1_doubled(b, code) if form.table else code
+            x = b.sext(_activations(b, plus(b, row, block * 8 + part * 4), 64), shorts)
+            product = b.mul(b.sext(q, shorts), x)
+            products = product if products is None else b.add(products, product)
+        if (block + 1) % 4 == 0:
+            pairs = neighbours_added(b, products)  # |pair| <= 30480
+            dot = neighbours_added(b, b.sext(pairs, wide))
+            total = dot if total is None else b.add(total, dot)
+            products = None
+    return total if form.table else b.add(total, splat(b, load(b, zero, I32, 4), 16))
+
+
+def _e2m1_doubled(b: Any, code: Any) -> Any:
+    """0, 1, 2, 3, 4, 6, 8, 12 and their negatives, by arithmetic on bytes."""
+    ty = code.type
+    size = b.and_(code, constant(ty, 7))
+    above = call_llvm(b, f"llvm.umax.v{ty.count}i8", ty, [size, constant(ty, 4)])
+    value = b.add(size, b.sub(above, constant(ty, 4)))
+    seven = b.icmp_unsigned("==", size, constant(ty, 7))
+    value = b.add(value, b.select(seven, constant(ty, 2), constant(ty, 0)))
+    negative = b.icmp_unsigned(">", code, constant(ty, 7))
+    return b.select(negative, b.neg(value), value)

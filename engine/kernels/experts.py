@@ -4,45 +4,229 @@ The rule of this file: a selection (a row and one of its experts) is computed by
 operations whatever other selections there are and in which call it comes; `combine` then adds a
 row's selections in the row's own top-k order, never in the order of their arrival.
 
-Work goes in two steps over items (expert, tile), so that one expert is shared by all threads too:
-gate, up and the activation into a scratch row per selection, then down into `out`. The scratch is
-bounded: at most `_BLOCK` selections are in work at a time.
+A batch of experts is one program of three phases: gate, up and the activation into a scratch row
+per selection; the scratch rows prepared; down into the selections' own rows of `out`. Items are
+(expert, tile), so any number of experts is split evenly over the threads. The scratch is bounded:
+at most `BLOCK` selections are in work at a time. A dense feed-forward is the same with one expert.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.engine.kernels.matmul import check_floats, grain_for, prepare, prepared_bytes
+from diskmoe.engine.kernels import program
+from diskmoe.engine.kernels.ffn import COLUMNS, COMBINE, DOWN, GATE_UP
+from diskmoe.engine.kernels.matmul import (
+    PREPARE,
+    Matrix,
+    add_prepared,
+    check_floats,
+)
+from diskmoe.engine.kernels.paths import HOST
 from diskmoe.engine.kernels.products import (
     KIND,
-    Q8,
-    four_rows,
-    one_row,
-    quantise_rows,
+    depth_of,
+    is_integer,
+    prepared_bytes,
+    scale_bytes,
     tile_bytes,
+    tile_kernel,
 )
-from diskmoe.engine.kernels.simd import (
-    HOST,
-    address,
-    fma,
-    load_f32,
-    mul,
-    silu,
-    splat,
-    splat_at,
-    store_f32,
+from diskmoe.engine.kernels.program import (
+    Builder,
+    Program,
+    Rows,
+    address_of_array,
+    is_worth_waking,
+    rows_of,
 )
-from diskmoe.engine.kernels.simd import add as plus
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.experts.compiled import kernel
-from diskmoe.experts.tiles import MatrixLayout, RecordLayout
+from diskmoe.experts.tiles import MatrixLayout, RecordLayout, aligned_zeros
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
-_BLOCK = 256  # selections in work at a time
+BLOCK = 1024  # selections in work at a time
+
+
+@dataclass(frozen=True)
+class FfnShape:
+    """gate and up (width, hidden), down (hidden, width): formats and where they lie.
+
+    Addresses count from an expert's record; from 0 where the matrices are not in a record.
+    """
+
+    gate: MatrixLayout
+    up: MatrixLayout
+    down: MatrixLayout
+    gate_at: int
+    up_at: int
+    down_at: int
+
+    @staticmethod
+    def of_record(layout: RecordLayout) -> "FfnShape":
+        offsets = (layout.gate_offset, layout.up_offset, layout.down_offset)
+        return FfnShape(layout.gate, layout.up, layout.down, *offsets)
+
+    @staticmethod
+    def of_matrices(gate: Matrix, up: Matrix, down: Matrix) -> "FfnShape":
+        addresses = (gate.data_address, up.data_address, down.data_address)
+        return FfnShape(gate.layout, up.layout, down.layout, *addresses)
+
+    @property
+    def padded_width(self) -> int:
+        return self.gate.tiles * 16
+
+    @property
+    def kinds(self) -> tuple[int, int, int]:
+        return KIND[self.gate.format], KIND[self.up.format], KIND[self.down.format]
+
+
+def add_gate_up(
+    builder: Builder,
+    shape: FfnShape,
+    x: tuple[Rows, Rows],  # prepared for gate and for up
+    entries: int,  # address of int64 (m, 3): record, its first selection, the one after its last
+    rows: int,  # address of i32: row of x of each selection; 0: they are the same
+    inner_rows: Rows,  # f32, (selections, padded width)
+    first: int,  # address of int64: the selection that has inner row 0
+    n_entries: int,
+    n_selections: int,
+    path: Any = HOST,
+) -> int:
+    """A phase: inner row of selection t = silu(gate @ x[rows[t]]) * (up @ x[rows[t]])."""
+    words = [entries, rows, inner_rows.address, inner_rows.step, first, shape.gate.tiles, 0, 0]
+    for layout, at, prepared in ((shape.gate, shape.gate_at, x[0]), (shape.up, shape.up_at, x[1])):
+        words += _matrix_words(layout, at, prepared, path)
+    macs = 32 * shape.gate.cols * max(1, n_selections // max(1, n_entries))
+    return builder.add(GATE_UP, words, n_entries * shape.gate.tiles, macs)
+
+
+def add_down(
+    builder: Builder,
+    shape: FfnShape,
+    x: Rows,  # inner rows prepared for down
+    entries: int,
+    selections: int,  # address of i32: row of out of each selection; 0: they are the same
+    out: Rows,  # f32; `exact`: rows have no room for whole tiles
+    exact: bool,
+    first: int,
+    n_entries: int,
+    n_selections: int,
+    path: Any = HOST,
+) -> int:
+    """A phase: row selections[t] of out = down @ inner row of t."""
+    rows = shape.down.rows if exact else shape.down.tiles * 16
+    words = [entries, selections, out.address, out.step, first, shape.down.tiles, rows, 0]
+    words += _matrix_words(shape.down, shape.down_at, x, path)
+    macs = 16 * shape.down.cols * max(1, n_selections // max(1, n_entries))
+    return builder.add(DOWN, words, n_entries * shape.down.tiles, macs)
+
+
+def _matrix_words(layout: MatrixLayout, at: int, x: Rows, path: Any) -> list[int]:
+    kind = KIND[layout.format]
+    depth = int(depth_of(kind, layout.cols))
+    return [
+        tile_kernel(layout.format, path),
+        at,
+        at + layout.scales_offset,
+        int(tile_bytes(kind, depth)),
+        int(scale_bytes(kind, depth)),
+        depth,
+        x.address,
+        x.step,
+    ]
+
+
+def _own_room(name: str, nbytes: int) -> npt.NDArray[Any]:
+    return aligned_zeros(nbytes)
+
+
+class ExpertBatch:
+    """The program of a batch of experts for chunks of up to a number of selections.
+
+    Room and program are made once; `run` fills in which experts, rows and selections.
+    """
+
+    def __init__(
+        self,
+        layout: RecordLayout,
+        x: Rows,  # prepared for the experts' kind
+        out: Rows,  # (selections, hidden)
+        exact: bool,
+        n_selections: int,
+        path: Any = HOST,
+        block: int = 0,
+        room: Callable[[str, int], npt.NDArray[Any]] = _own_room,  # (name, bytes), 64-aligned
+    ) -> None:
+        shape = FfnShape.of_record(layout)
+        self.block = min(block or BLOCK, n_selections)
+        down_kind = KIND[shape.down.format]
+        width = shape.gate.rows
+        self._layout = layout
+        self._entries = np.zeros((self.block, 3), np.int64)
+        self._first = np.zeros(1, np.int64)
+        self.rows = np.zeros(n_selections, np.int32)
+        self.selections = np.zeros(n_selections, np.int32)
+        inner_room = room("inner", self.block * shape.padded_width * 4)
+        inner_rows = Rows(address_of_array(inner_room), shape.padded_width * 4)
+        builder = Builder()
+        entries, first = address_of_array(self._entries), address_of_array(self._first)
+        rows, selections = address_of_array(self.rows), address_of_array(self.selections)
+        add_gate_up(builder, shape, (x, x), entries, rows, inner_rows, first, 1, n_selections, path)
+        prepared = inner_rows
+        if is_integer(down_kind):
+            step = int(prepared_bytes(down_kind, width))
+            prepared_room = room("prepared", self.block * step)
+            builder.keep(prepared_room)
+            prepared = Rows(address_of_array(prepared_room), step)
+            words = [down_kind, width, inner_rows.address, inner_rows.step]
+            builder.add(PREPARE, [*words, prepared.address, prepared.step], 1, 4 * width)
+        add_down(
+            builder, shape, prepared, entries, selections, out, exact, first, 1, n_selections, path
+        )
+        builder.keep(inner_room)
+        self._program: Program = builder.program()
+        self._sizes = np.array(
+            [layout.nbytes, shape.gate.tiles, shape.gate.cols, width, shape.down.tiles], np.int64
+        )
+
+    def run(
+        self,
+        slots: Ints,  # (m,)
+        row_begin: Ints,  # (m + 1,) expert j has entries row_begin[j]:row_begin[j+1]
+        arena: int,  # address of slot 0
+        total: int,  # row_begin[m]; self.rows and self.selections hold that many
+        workers: Workers,
+    ) -> None:
+        """Do the selections that stand in `rows` and `selections`."""
+        for begin in range(0, total, self.block):
+            end = min(begin + self.block, total)
+            macs = _fill_batch(
+                slots,
+                row_begin,
+                arena,
+                begin,
+                end,
+                self._entries,
+                self._first,
+                self._sizes,
+                program.MACS_PER_CLAIM,
+                self._program.table,
+            )
+            self._program.worth_waking = is_worth_waking(macs)
+            workers.run(self._program)
+
+
+def batch_bytes(layout: RecordLayout, n_selections: int) -> int:
+    """What an ExpertBatch takes, for the memory plan."""
+    width, block = layout.gate.rows, min(BLOCK, n_selections)
+    prepared = int(prepared_bytes(KIND[layout.down.format], width))
+    return block * (layout.gate.tiles * 64 + prepared + 24) + 8 * n_selections + 256
 
 
 def expert_ffn(
@@ -56,6 +240,7 @@ def expert_ffn(
     out: Floats,  # (n_selections, hidden)
     workers: Workers,
     path: Any = HOST,
+    block: int = 0,
 ) -> None:
     """out[selections[t]] = down @ (silu(gate @ x[rows[t]]) * (up @ x[rows[t]])) for expert j of t.
 
@@ -63,7 +248,7 @@ def expert_ffn(
     can be computed by several calls into one `out`. Index arrays are int32; ValueError when one of
     them points outside its array.
     """
-    hidden, ffn = layout.gate.cols, layout.gate.rows
+    hidden = layout.gate.cols
     check_floats("x", x, (len(x), hidden))
     check_floats("out", out, (len(out), hidden))
     if len(row_begin) != len(slots) + 1 or len(rows) != len(selections):
@@ -82,53 +267,16 @@ def expert_ffn(
     if wrong:
         names = ("row_begin", "a row", "a selection", "a slot")
         raise ValueError(f"expert_ffn: {names[wrong - 1]} is outside its array")
-    if not len(rows):
+    total = len(rows)
+    if not total:
         return
-    kind = KIND[layout.gate.format]
-    slot_addresses = slots.astype(np.int64) * layout.nbytes + arena.ctypes.data
-    prepared = _prepare_named(x, rows, kind, workers)
-    hidden_rows = np.empty((min(_BLOCK, len(rows)), ffn), np.float32)
-    for begin in range(0, len(rows), _BLOCK):
-        end = min(begin + _BLOCK, len(rows))
-        # Experts with entries in begin..end-1; the outer ones may have more of them elsewhere.
-        first = int(np.searchsorted(row_begin, begin, side="right")) - 1
-        last = int(np.searchsorted(row_begin, end, side="left"))
-        macs = -(-(end - begin) // (last - first)) * 16
-        workers.run(
-            _gate_up,
-            (last - first) * layout.gate.tiles,
-            path,
-            kind,
-            _places(layout.gate, layout.gate_offset) + _places(layout.up, layout.up_offset),
-            prepared,
-            (begin, end, first, layout.gate.tiles, _depth(layout.gate)),
-            rows,
-            row_begin,
-            slot_addresses,
-            hidden_rows,
-            grain=grain_for(2 * macs * hidden),
-        )
-        workers.run(
-            _down,
-            (last - first) * layout.down.tiles,
-            path,
-            kind,
-            _places(layout.down, layout.down_offset),
-            prepare(hidden_rows[: end - begin], kind, workers),
-            (begin, end, first, layout.down.tiles, _depth(layout.down)),
-            selections,
-            row_begin,
-            slot_addresses,
-            out,
-            grain=grain_for(macs * ffn),
-        )
-
-
-def expert_scratch_bytes(n: int, layout: RecordLayout) -> int:
-    """Most bytes that `expert_ffn` takes for n rows, whatever their selections: for the plan."""
-    ffn = layout.gate.rows
-    row = prepared_bytes(layout.gate.cols) + 5  # and its flag and number, see `_distinct`
-    return n * row + _BLOCK * (ffn * 4 + prepared_bytes(ffn))
+    builder = Builder()
+    prepared = add_prepared(builder, x, KIND[layout.gate.format])
+    workers.run(preparation := builder.program())
+    batch = ExpertBatch(layout, prepared, rows_of(out), True, total, path, block)
+    batch.rows[:], batch.selections[:] = rows, selections
+    batch.run(slots, row_begin, address_of_array(arena), total, workers)
+    del preparation  # it held the prepared rows
 
 
 def combine(
@@ -136,6 +284,7 @@ def combine(
     index: Ints,  # (n, k) row of `selected` for row i's j-th choice
     weights: Floats,  # (n, k)
     y: Floats,  # (n, hidden), added to
+    workers: Workers | None = None,
 ) -> None:
     """y[i] += sum over j of weights[i, j] * selected[index[i, j]], j ascending.
 
@@ -145,31 +294,41 @@ def combine(
     check_floats("selected", selected, (len(selected), selected.shape[1]))
     check_floats("weights", weights, (n, k))
     check_floats("y", y, (n, selected.shape[1]))
-    if not _combine(selected, np.ascontiguousarray(index, np.int32), weights, y):
+    index = np.ascontiguousarray(index, np.int32)
+    if index.size and (index.min() < 0 or index.max() >= len(selected)):
         raise ValueError(f"combine: an index is outside 0..{len(selected) - 1}")
+    builder = Builder()
+    add_combine(
+        builder,
+        n,
+        k,
+        y.shape[1],
+        rows_of(selected),
+        address_of_array(index),
+        address_of_array(weights),
+        rows_of(y),
+    )
+    if workers is None:
+        with Workers(1) as alone:
+            alone.run(builder.program())
+    else:
+        workers.run(builder.program())
 
 
-def _prepare_named(x: Floats, rows: Ints, kind: int, workers: Workers) -> npt.NDArray[np.uint8]:
-    """Like `matmul.prepare`, for the rows of x that `rows` names; the others are left undefined.
-
-    A layer's experts come in several calls, most of which want few of its rows.
-    """
-    n, cols = x.shape
-    if kind < Q8:
-        return x.view(np.uint8)
-    named = _distinct(rows, n)
-    prepared = np.empty((n, prepared_bytes(cols)), np.uint8)
-    workers.run(_quantise_named, len(named), x, named, prepared, grain=grain_for(8 * cols))
-    return prepared
-
-
-def _places(matrix: MatrixLayout, offset: int) -> tuple[int, int]:
-    """Offsets of a matrix's data and scales in its record."""
-    return offset, offset + matrix.scales_offset
-
-
-def _depth(matrix: MatrixLayout) -> int:
-    return matrix.groups if KIND[matrix.format] >= Q8 else matrix.cols
+def add_combine(
+    builder: Builder,
+    n: int,
+    k: int,
+    hidden: int,
+    selected: Rows,
+    index: int,  # address of i32 (n, k); 0: choice j of row i is row i * k + j
+    weights: int,  # address of f32 (n, k)
+    y: Rows,
+) -> None:
+    """A phase: see `combine`."""
+    parts = -(-hidden // COLUMNS)
+    words = [k, hidden, parts, selected.address, selected.step, index, weights, y.address, y.step]
+    builder.add(COMBINE, words, n * parts, 4 * k * min(hidden, COLUMNS))
 
 
 @kernel
@@ -191,153 +350,28 @@ def _wrong_index(rows, selections, row_begin, slots, n, n_out, n_slots):  # prag
 
 
 @kernel
-def _distinct(rows, n):  # pragma: no cover - compiled
-    """The different ones of rows i32 (total,), each in 0..n-1, in the order of their coming."""
-    seen = np.zeros(n, np.bool_)
-    named = np.empty(n, np.int32)
-    count = 0
-    for row in rows:
-        if not seen[row]:
-            seen[row] = True
-            named[count] = row
-            count += 1
-    return named[:count]
-
-
-@kernel
-def _quantise_named(x, named, prepared, begin, end):  # pragma: no cover - compiled
-    """Rows named[begin:end] of x f32 (n, cols) -> the same rows of prepared u8 (n, bytes)."""
-    for i in range(begin, end):
-        row = np.int64(named[i])
-        quantise_rows(x, x.shape[1], prepared, row, row + 1)
-
-
-@kernel
-def _gate_up(
-    path, kind, places, prepared, block, rows, row_begin, slots, hidden_rows, begin, end
+def _fill_batch(
+    slots, row_begin, arena, begin, end, entries, first, sizes, macs_per_claim, table
 ):  # pragma: no cover - compiled
-    """Items (expert, tile): silu(gate) * up of the block's selections -> hidden_rows (., ffn)."""
-    block_begin, block_end, first_expert, tiles, depth = block
-    gate_data, gate_scales, up_data, up_scales = places
-    stride = prepared.shape[1]
-    ffn = hidden_rows.shape[1]
-    x = address(prepared)
-    gates = np.empty((4, 16), np.float32)
-    ups = np.empty((4, 16), np.float32)
-    g = address(gates)
-    u = address(ups)
-    for item in range(begin, end):
-        expert = first_expert + item // tiles
-        tile = item % tiles
-        skip = tile * tile_bytes(kind, depth)
-        skip_scales = tile * depth * 32
-        record = slots[expert]
-        count = min(16, ffn - tile * 16)
-        t = max(np.int64(row_begin[expert]), block_begin)
-        last = min(np.int64(row_begin[expert + 1]), block_end)
-        while t < last:
-            done = 4 if t + 4 <= last else 1
-            if done == 4:
-                at = (
-                    x + rows[t] * stride,
-                    x + rows[t + 1] * stride,
-                    x + rows[t + 2] * stride,
-                    x + rows[t + 3] * stride,
-                )
-                four_rows(
-                    path,
-                    kind,
-                    record + gate_data + skip,
-                    record + gate_scales + skip_scales,
-                    depth,
-                    at,
-                    (g, g + 64, g + 128, g + 192),
-                )
-                four_rows(
-                    path,
-                    kind,
-                    record + up_data + skip,
-                    record + up_scales + skip_scales,
-                    depth,
-                    at,
-                    (u, u + 64, u + 128, u + 192),
-                )
-            else:
-                one = x + rows[t] * stride
-                w = record + gate_data + skip
-                one_row(path, kind, w, record + gate_scales + skip_scales, depth, one, g)
-                w = record + up_data + skip
-                one_row(path, kind, w, record + up_scales + skip_scales, depth, one, u)
-            for j in range(done):
-                store_f32(g + j * 64, mul(silu(load_f32(g + j * 64)), load_f32(u + j * 64)))
-                for lane in range(count):
-                    hidden_rows[t - block_begin + j, tile * 16 + lane] = gates[j, lane]
-            t += done
-
-
-@kernel
-def _down(
-    path, kind, places, prepared, block, selections, row_begin, slots, out, begin, end
-):  # pragma: no cover - compiled
-    """Items (expert, tile): down times the block's prepared hidden rows -> out[selection]."""
-    block_begin, block_end, first_expert, tiles, depth = block
-    data, scales = places
-    stride = prepared.shape[1]
-    hidden = out.shape[1]
-    x = address(prepared)
-    spill = np.empty((4, 16), np.float32)
-    y = address(spill)
-    for item in range(begin, end):
-        expert = first_expert + item // tiles
-        tile = item % tiles
-        w = slots[expert] + data + tile * tile_bytes(kind, depth)
-        s = slots[expert] + scales + tile * depth * 32
-        count = min(16, hidden - tile * 16)
-        t = max(np.int64(row_begin[expert]), block_begin)
-        last = min(np.int64(row_begin[expert + 1]), block_end)
-        while t < last:
-            at = x + (t - block_begin) * stride
-            done = 4 if t + 4 <= last else 1
-            if done == 4:
-                four_rows(
-                    path,
-                    kind,
-                    w,
-                    s,
-                    depth,
-                    (at, at + stride, at + 2 * stride, at + 3 * stride),
-                    (y, y + 64, y + 128, y + 192),
-                )
-            else:
-                one_row(path, kind, w, s, depth, at, y)
-            for j in range(done):
-                for lane in range(count):
-                    out[selections[t + j], tile * 16 + lane] = spill[j, lane]
-            t += done
-
-
-@kernel
-def _combine(selected, index, weights, y):  # pragma: no cover - compiled
-    """False, and nothing done, when an index is outside."""
-    n, k = index.shape
-    hidden = y.shape[1]
-    for i in range(n):
-        for j in range(k):
-            if index[i, j] < 0 or index[i, j] >= selected.shape[0]:
-                return False
-    whole = hidden // 16 * 16
-    for i in range(n):
-        scale = address(weights) + i * k * 4
-        at = address(y) + i * hidden * 4
-        for c in range(0, whole, 16):
-            total = splat(np.float32(0.0))
-            for j in range(k):
-                part = load_f32(address(selected) + (index[i, j] * hidden + c) * 4)
-                total = fma(splat_at(scale + j * 4), part, total)
-            store_f32(at + c * 4, plus(load_f32(at + c * 4), total))
-        for c in range(whole, hidden):
-            rest = np.float32(0.0)
-            for j in range(k):
-                rest = fma(weights[i, j], selected[index[i, j], c], rest)
-            y[i, c] += rest
-    return True
+    """Experts with selections in begin..end-1 -> entries and the program's table; its macs."""
+    record_nbytes, gate_tiles, hidden, width, down_tiles = sizes
+    m = 0
+    first[0] = begin
+    for j in range(len(slots)):
+        low = max(np.int64(row_begin[j]), begin)
+        high = min(np.int64(row_begin[j + 1]), end)
+        if low < high:
+            entries[m, 0] = arena + np.int64(slots[j]) * record_nbytes
+            entries[m, 1] = low
+            entries[m, 2] = high
+            m += 1
+    share = max(1, (end - begin) // max(1, m))  # selections of an expert
+    last = table.shape[0] - 1
+    table[0, 2] = m * gate_tiles
+    table[0, 3] = max(1, macs_per_claim // (32 * hidden * share))
+    if last == 2:
+        table[1, 2] = end - begin
+        table[1, 3] = max(1, macs_per_claim // (4 * width))
+    table[last, 2] = m * down_tiles
+    table[last, 3] = max(1, macs_per_claim // (16 * width * share))
+    return (end - begin) * 48 * hidden * gate_tiles

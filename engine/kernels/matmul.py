@@ -10,24 +10,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.engine.kernels.atomics import on_stack, put_word, word_at
+from diskmoe.engine.kernels.paths import HOST
 from diskmoe.engine.kernels.products import (
-    BF16,
-    F32,
     KIND,
     Q8,
-    four_rows,
-    one_row,
-    quantise_rows,
+    depth_of,
+    is_integer,
+    prepare_row,
+    prepared_bytes,
+    scale_bytes,
     tile_bytes,
+    tile_kernel,
+    tile_rows,
+    unpack_row,
 )
-from diskmoe.engine.kernels.simd import HOST, address, bits_float, i32_at, lane_of, load_f16
+from diskmoe.engine.kernels.program import Builder, Phase, Rows, rows_of
+from diskmoe.engine.kernels.simd import (
+    add,
+    address,
+    f32_at,
+    load_f32,
+    store_f32,
+    store_one,
+)
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.experts.compiled import kernel
-from diskmoe.experts.tiles import MatrixLayout
+from diskmoe.experts.compiled import inner, kernel
+from diskmoe.experts.tiles import MatrixLayout, aligned_zeros
 
 Floats = npt.NDArray[np.float32]
-
-_MACS_PER_PART = 500_000  # about 25 us of work: less is not worth waking a thread for
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +50,7 @@ class Matrix:
     """
 
     layout: MatrixLayout
-    packed: npt.NDArray[np.uint8]
+    packed: Bytes
     data_address: int = field(init=False, repr=False)  # asked once: asking is slow
 
     def __post_init__(self) -> None:
@@ -60,6 +72,26 @@ class Matrix:
     def cols(self) -> int:
         return self.layout.cols
 
+    @property
+    def kind(self) -> int:
+        return KIND[self.layout.format]
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix of a multiplication: what it multiplies, and what becomes of the result.
+
+    x: rows prepared for the matrix's kind. out: rows of f32; where their step leaves no room for
+    whole tiles, `exact` says that nothing may be written beyond matrix.rows numbers.
+    """
+
+    matrix: Matrix
+    x: Rows
+    out: Rows
+    bias: int = 0  # address of (rows,) f32, added to each result
+    adds: bool = False  # the result is added to `out` instead of stored
+    exact: bool = False
+
 
 def matmul(
     x: Floats,  # (n, cols), C-contiguous
@@ -73,21 +105,70 @@ def matmul(
     n = len(x)
     check_floats("x", x, (n, layout.cols))
     check_floats("out", out, (n, layout.rows))
-    kind = KIND[layout.format]
-    prepared = prepare(x, kind, workers)
-    workers.run(
-        _multiply,
-        layout.tiles,
-        path,
-        kind,
-        matrix.data_address,
-        matrix.data_address + layout.scales_offset,
-        layout.groups if kind >= Q8 else layout.cols,
-        prepared,
-        out,
-        grain=grain_for(n * 16 * layout.cols),
-    )
+    if n:
+        builder = Builder()
+        rows = add_prepared(builder, x, matrix.kind)
+        product = Product(matrix, rows, rows_of(out), exact=True)
+        add_products(builder, [product], n, path)
+        workers.run(builder.program())
     return out
+
+
+def add_products(builder: Builder, products: list[Product], n: int, path: Any = HOST) -> None:
+    """A phase: n rows times each of these matrices."""
+    words = [n, len(products)]
+    tiles, macs = 0, 0
+    for product in products:
+        words += _words(product, path)
+        tiles += product.matrix.layout.tiles
+        macs += n * product.matrix.layout.tiles * 16 * product.matrix.cols
+    builder.add(MULTIPLY, words, tiles, macs / tiles)
+
+
+def _words(product: Product, path: Any) -> list[int]:
+    layout, kind = product.matrix.layout, product.matrix.kind
+    data = product.matrix.data_address
+    depth = int(depth_of(kind, layout.cols))
+    return [
+        layout.tiles,
+        tile_kernel(layout.format, path),
+        data,
+        data + layout.scales_offset,
+        int(tile_bytes(kind, depth)),
+        int(scale_bytes(kind, depth)),
+        depth,
+        product.x.address,
+        product.x.step,
+        product.out.address,
+        product.out.step,
+        layout.rows if product.exact or product.adds else layout.tiles * 16,
+        product.bias,
+        layout.rows,
+        int(product.adds),
+        0,
+    ]
+
+
+def add_prepared(builder: Builder, x: Floats, kind: int) -> Rows:
+    """A phase that prepares the rows of x (n, cols) for matrices of a kind, if they need it."""
+    n, cols = x.shape
+    if not is_integer(kind):
+        return rows_of(x)
+    out = prepared_room(n, cols, kind)
+    builder.keep(out)
+    return add_preparation(builder, n, cols, kind, rows_of(x), rows_of(out))
+
+
+def add_preparation(builder: Builder, n: int, cols: int, kind: int, x: Rows, out: Rows) -> Rows:
+    """A phase: n rows of x, f32, prepared for matrices of an integer kind; returns `out`."""
+    builder.add(PREPARE, [kind, cols, x.address, x.step, out.address, out.step], n, 4 * cols)
+    return out
+
+
+def prepared_room(n: int, cols: int, kind: int) -> Bytes:
+    """Room for n prepared rows, u8 (n, bytes of one)."""
+    step = int(prepared_bytes(kind, cols))
+    return aligned_zeros(n * step).reshape(n, step)
 
 
 def take_rows(
@@ -103,18 +184,16 @@ def take_rows(
     check_floats("out", out, (len(ids), layout.cols))
     ids = np.ascontiguousarray(ids, np.int32)
     data = matrix.data_address
-    bad = _take_rows(KIND[layout.format], data, data + layout.scales_offset, layout.rows, ids, out)
+    depth = int(depth_of(matrix.kind, layout.cols))
+    bad = _take_rows(matrix.kind, data, data + layout.scales_offset, depth, layout.rows, ids, out)
     if bad >= 0:
         raise IndexError(f"row {ids[bad]} of a matrix with {layout.rows} rows")
     return out
 
 
-def matmul_scratch_bytes(n: int, cols: int) -> int:
+def matmul_scratch_bytes(n: int, cols: int, kind: int = Q8) -> int:
     """Bytes that `matmul` takes for n rows of `cols` activations, for the memory plan."""
-    return n * prepared_bytes(cols)
-
-
-# ---- what experts.py shares ----------------------------------------------------------------------
+    return n * int(prepared_bytes(kind, cols)) + 64
 
 
 def check_floats(name: str, array: Floats, shape: tuple[int, ...]) -> None:
@@ -126,98 +205,193 @@ def check_floats(name: str, array: Floats, shape: tuple[int, ...]) -> None:
         )
 
 
-def grain_for(macs_per_item: int) -> int:
-    """The fewest items that are worth a thread of their own."""
-    return max(1, _MACS_PER_PART // max(1, macs_per_item))
+# ---- phases --------------------------------------------------------------------------------------
+
+ROWS = 8  # rows that go through a piece of a matrix together
+PIECE = 32  # 16 outputs, times rows, that are kept aside before they are written
+
+_addresses = on_stack(8 * ROWS)
+_outputs = on_stack(64 * PIECE)
 
 
-def prepared_bytes(cols: int) -> int:
-    """Bytes of one prepared row for an integer format."""
-    return -(-cols // 32) * 40
+@inner
+def tiles_of_rows(
+    kernel_address, weights, scales, depth, tile_nbytes, scale_nbytes, first, last, xs, ys, n, rows
+):  # pragma: no cover - compiled
+    """Tiles first..last-1 of a matrix times n <= ROWS rows; `ys`: where output 0 of each row goes.
+
+    No output beyond number `rows` is written.
+    """
+    whole = min(last, rows // 16)
+    places = _addresses()
+    if whole > first:
+        for i in range(n):
+            put_word(places + i * 8, word_at(ys + i * 8) + first * 64)
+        tile_rows(
+            kernel_address,
+            weights + first * tile_nbytes,
+            scales + first * scale_nbytes,
+            depth,
+            whole - first,
+            xs,
+            places,
+            n,
+        )
+    if whole < last:
+        spill = _outputs()
+        for i in range(n):
+            put_word(places + i * 8, spill + i * 64)
+        tile_rows(
+            kernel_address,
+            weights + whole * tile_nbytes,
+            scales + whole * scale_nbytes,
+            depth,
+            np.int64(1),
+            xs,
+            places,
+            n,
+        )
+        for i in range(n):
+            y = word_at(ys + i * 8) + whole * 64
+            for lane in range(rows - whole * 16):
+                store_one(y + lane * 4, f32_at(spill + i * 64 + lane * 4))
 
 
-def prepare(x: Floats, kind: int, workers: Workers) -> npt.NDArray[np.uint8]:
-    """x (n, cols) -> prepared rows as uint8 (n, bytes of one); a view of x for float formats."""
-    n, cols = x.shape
-    if kind < Q8:
-        return x.view(np.uint8)
-    prepared = np.empty((n, prepared_bytes(cols)), np.uint8)
-    workers.run(quantise_rows, n, x, cols, prepared, grain=grain_for(8 * cols))
-    return prepared
+@inner
+def _multiply_part(part, n, first, last):  # pragma: no cover - compiled
+    """Tiles first..last-1 of the matrix that `part` describes, times all n rows."""
+    kernel_address = word_at(part + 8)
+    tile_nbytes = word_at(part + 32)
+    scale_nbytes = word_at(part + 40)
+    weights = word_at(part + 16)
+    scales = word_at(part + 24)
+    depth = word_at(part + 48)
+    x = word_at(part + 56)
+    x_step = word_at(part + 64)
+    out = word_at(part + 72)
+    out_step = word_at(part + 80)
+    bias = word_at(part + 96)
+    rows = word_at(part + 104)
+    adds = word_at(part + 112)
+    xs = _input_addresses()
+    ys = _output_addresses()
+    aside = _aside()
+    plain = bias == 0 and adds == 0
+    piece = last - first
+    if n > ROWS:
+        piece = PIECE // ROWS
+    elif not plain:
+        piece = PIECE // n
+    for tile in range(first, last, piece):
+        end = min(last, tile + piece)
+        for row in range(0, n, ROWS):
+            count = min(ROWS, n - row)
+            for i in range(count):
+                put_word(xs + i * 8, x + (row + i) * x_step)
+                y = out + (row + i) * out_step
+                if not plain:
+                    y = aside + (i * piece - tile) * 64
+                put_word(ys + i * 8, y)
+            limit = word_at(part + 88) if plain else end * 16
+            tiles_of_rows(
+                kernel_address,
+                weights,
+                scales,
+                depth,
+                tile_nbytes,
+                scale_nbytes,
+                tile,
+                end,
+                xs,
+                ys,
+                count,
+                limit,
+            )
+            if not plain:
+                for i in range(count):
+                    _write_out(
+                        aside + i * piece * 64,
+                        bias,
+                        adds,
+                        out + (row + i) * out_step,
+                        tile * 16,
+                        min(end * 16, rows),
+                    )
+
+
+_input_addresses = on_stack(8 * ROWS)
+_output_addresses = on_stack(8 * ROWS)
+_aside = on_stack(64 * PIECE)
+
+
+@inner
+def _write_out(values, bias, adds, out, first, last):  # pragma: no cover - compiled
+    """Outputs first..last-1 of a row, computed to `values`, with bias, to or on top of `out`."""
+    c = first
+    while c + 16 <= last:
+        v = load_f32(values + (c - first) * 4)
+        if bias != 0:
+            v = add(v, load_f32(bias + c * 4))
+        if adds != 0:
+            v = add(load_f32(out + c * 4), v)
+        store_f32(out + c * 4, v)
+        c += 16
+    while c < last:
+        one = f32_at(values + (c - first) * 4)
+        if bias != 0:
+            one = one + f32_at(bias + c * 4)
+        if adds != 0:
+            one = f32_at(out + c * 4) + one
+        store_one(out + c * 4, one)
+        c += 1
+
+
+def _multiply(args, begin, end):  # pragma: no cover - compiled
+    """Items: the tiles of all matrices one after another."""
+    n = word_at(args)
+    part = args + 16
+    before = np.int64(0)
+    for _ in range(word_at(args + 8)):
+        tiles = word_at(part)
+        first = max(begin - before, 0)
+        last = min(end - before, tiles)
+        if first < last:
+            _multiply_part(part, n, first, last)
+        before += tiles
+        part += 128
+
+
+def _prepare(args, begin, end):  # pragma: no cover - compiled
+    """Items: rows."""
+    for row in range(begin, end):
+        prepare_row(
+            word_at(args),
+            word_at(args + 16) + row * word_at(args + 24),
+            word_at(args + 8),
+            word_at(args + 32) + row * word_at(args + 40),
+        )
+
+
+MULTIPLY = Phase(_multiply)
+PREPARE = Phase(_prepare)
 
 
 @kernel
-def _multiply(path, kind, weights, scales, depth, prepared, out, begin, end):  # pragma: no cover
-    """Tiles begin..end-1 of a matrix times all prepared rows u8 (n, bytes) -> out f32 (n, rows)."""
-    n, rows = out.shape
-    stride = prepared.shape[1]
-    x = address(prepared)
-    y = address(out)
-    spill = np.empty((4, 16), np.float32)  # outputs of the last tile, when rows % 16 is not 0
-    spilled = address(spill)
-    for tile in range(begin, end):
-        w = weights + tile * tile_bytes(kind, depth)
-        s = scales + tile * depth * 32
-        count = min(16, rows - tile * 16)
-        i = 0
-        while i < n:
-            xi = x + i * stride
-            yi = y + (i * rows + tile * 16) * 4
-            step = rows * 4
-            if count < 16:
-                yi = spilled
-                step = 64
-            done = 1
-            if i + 4 <= n:
-                done = 4
-                four_rows(
-                    path,
-                    kind,
-                    w,
-                    s,
-                    depth,
-                    (xi, xi + stride, xi + 2 * stride, xi + 3 * stride),
-                    (yi, yi + step, yi + 2 * step, yi + 3 * step),
-                )
-            else:
-                one_row(path, kind, w, s, depth, xi, yi)
-            if count < 16:
-                for j in range(done):
-                    for lane in range(count):
-                        out[i + j, tile * 16 + lane] = spill[j, lane]
-            i += done
-
-
-@kernel
-def _take_rows(kind, weights, scales, rows, ids, out):  # pragma: no cover - compiled
+def _take_rows(kind, weights, scales, depth, rows, ids, out):  # pragma: no cover - compiled
     """Row ids[i] -> out[i]; returns the first i whose id is not a row, or -1."""
-    cols = out.shape[1]
-    depth = (cols + 31) // 32 if kind >= Q8 else cols
+    cols = np.int64(out.shape[1])
     for i in range(len(ids)):
         row = np.int64(ids[i])
         if row < 0 or row >= rows:
             return i
         tile = row // 16
-        lane = row % 16
-        w = weights + tile * tile_bytes(kind, depth)
-        if kind == F32:
-            for col in range(cols):
-                out[i, col] = bits_float(i32_at(w + col * 64 + lane * 4))
-        elif kind == BF16:
-            for col in range(cols):
-                pair = i32_at(w + col * 32 + (lane // 2) * 4)
-                if lane % 2 == 0:
-                    pair = pair << 16
-                out[i, col] = bits_float(np.int32(pair & np.int32(-65536)))
-        else:
-            for col in range(cols):
-                group = col // 32
-                scale = lane_of(load_f16(None, scales + (tile * depth + group) * 32), lane)
-                if kind == Q8:
-                    word = i32_at(w + (col // 4) * 64 + lane * 4)
-                    q = np.int32(word << (24 - 8 * (col % 4))) >> 24
-                else:
-                    word = i32_at(w + (col // 8) * 64 + lane * 4)
-                    q = ((word >> (8 * (col % 4) + 4 * ((col // 4) % 2))) & 15) - 8
-                out[i, col] = np.float32(q) * scale
+        unpack_row(
+            kind,
+            weights + tile * tile_bytes(kind, depth),
+            scales + tile * scale_bytes(kind, depth),
+            depth,
+            row % 16,
+            cols,
+            address(out) + i * cols * 4,
+        )
     return -1

@@ -1,212 +1,233 @@
-"""A tile of 16 weight rows times one or four activation rows, in every weight format.
+"""Prepared rows of activations, and the tile kernels that multiply them.
 
-The rule of this file: a row's outputs are computed by the same operations in the same order,
-alone or as one of four.
+The rule of this file: a tile kernel is compiled once for its weight format and path, as a C
+function, and is called by its address; so the code around it does not depend on the format and is
+not compiled for each again. What is computed, and in which order, is said in `blocks.py`.
 
-* q8, q4: a row is quantised to int8 per group of 32 columns with scale amax / 127; the dot product
-  of a group is an exact int32 sum; ``acc = fma(f32(dot), x_scale * w_scale, acc)`` group by group.
-* f32, bf16: column k is added by fma to chain k % 4; the sum is (0 + 1) + (2 + 3).
-
-Weights lie as `diskmoe.experts.tiles` says. A *prepared* row is what the tile kernels read: for
-float formats the f32 row itself, for integer formats 40 bytes per group: all int8 values
-(32 * groups), then the f32 scales, then the int32 sums of each group's values.
+A *prepared* row is what tile kernels read. For float formats it is the f32 row itself. For integer
+formats the row is quantised to int8 per group of columns with scale amax / 127; a group is its int8
+values, the f32 scale, and the int32 ``-zero * sum(values)``, where zero is what the format's stored
+weights are too large by.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba import types
 
-from diskmoe.engine.kernels.dots import dot_q4, dot_q8
+from diskmoe.engine.kernels.blocks import FORMS, emit_multiply
+from diskmoe.engine.kernels.paths import HOST, Fixed, Path, resolved
+from diskmoe.engine.kernels.prepare import emit_prepare
 from diskmoe.engine.kernels.simd import (
-    add,
     bits_float,
-    float_bits,
-    fma,
+    compiled,
+    f32_at,
     i32_at,
-    load_bf16,
+    lane_of,
     load_f16,
-    load_f32,
-    mul,
-    splat,
-    splat_at,
-    store_f32,
-    to_f32,
+    store_one,
 )
-from diskmoe.experts.compiled import kernel
+from diskmoe.experts.compiled import address_of, callback, kernel
 
-F32, BF16, Q8, Q4 = range(4)  # how kernels are told a format
-KIND = {"f32": F32, "bf16": BF16, "q8": Q8, "q4": Q4}
+KIND = {name: kind for kind, name in enumerate(FORMS)}  # how kernels are told a format
+F32, BF16, Q8, Q4, Q4G64, MXFP4, FP8 = range(7)
 
-
-@kernel
-def quantise_rows(x, cols, prepared, begin, end):  # pragma: no cover - compiled
-    """Rows begin..end-1 of x f32 (n, >= cols) -> prepared u8 (n, 40 * groups); see the module."""
-    groups = prepared.shape[1] // 40
-    values = prepared.view(np.int8)
-    scales = prepared.view(np.float32)
-    sums = prepared.view(np.int32)
-    rounding = np.float32(12582912.0)  # 1.5 * 2**23: rounds half to even
-    for row in range(begin, end):
-        for group in range(groups):
-            first = group * 32
-            count = min(32, cols - first)
-            # Bit patterns of magnitudes sort like numbers, and NaN sorts last: it is not lost.
-            largest = np.int32(0)
-            for k in range(count):
-                largest = max(largest, float_bits(x[row, first + k]) & np.int32(0x7FFFFFFF))
-            scale = bits_float(largest) / np.float32(127.0)
-            divisor = scale if scale != np.float32(0.0) else np.float32(1.0)
-            total = np.int32(0)
-            for k in range(32):
-                q = np.float32(0.0)
-                if k < count:
-                    q = x[row, first + k] / divisor
-                q = max(np.float32(-127.0), q)
-                q = min(np.float32(127.0), q)
-                value = np.int32((q + rounding) - rounding)
-                values[row, first + k] = value
-                total += value
-            scales[row, groups * 8 + group] = scale
-            sums[row, groups * 9 + group] = total
+_TILE_KERNEL = types.void(*[types.int64] * 7)
 
 
-# ---- tiles: 16 outputs of one row, or of four rows -----------------------------------------------
-# weights, scales: addresses of a tile's sections. depth: groups, or columns for float formats.
-# x..: addresses of prepared rows. y..: addresses of 16 f32 outputs.
+# ---- tile kernels --------------------------------------------------------------------------------
 
 
-@kernel
-def _tile_f32(weights, depth, x, y):  # pragma: no cover - compiled
-    a = b = c = d = splat(np.float32(0.0))
-    k = 0
-    while k + 4 <= depth:
-        w = weights + k * 64
-        a = fma(load_f32(w), splat_at(x + k * 4), a)
-        b = fma(load_f32(w + 64), splat_at(x + k * 4 + 4), b)
-        c = fma(load_f32(w + 128), splat_at(x + k * 4 + 8), c)
-        d = fma(load_f32(w + 192), splat_at(x + k * 4 + 12), d)
-        k += 4
-    if k < depth:
-        a = fma(load_f32(weights + k * 64), splat_at(x + k * 4), a)
-    if k + 1 < depth:
-        b = fma(load_f32(weights + k * 64 + 64), splat_at(x + k * 4 + 4), b)
-    if k + 2 < depth:
-        c = fma(load_f32(weights + k * 64 + 128), splat_at(x + k * 4 + 8), c)
-    store_f32(y, add(add(a, b), add(c, d)))
+@dataclass(frozen=True)
+class _Product(Fixed):
+    fmt: str
+    path: Path
 
 
-@kernel
-def _tile_bf16(weights, depth, x, y):  # pragma: no cover - compiled
-    a = b = c = d = splat(np.float32(0.0))
-    k = 0
-    while k + 4 <= depth:
-        w = weights + k * 32
-        a = fma(load_bf16(w), splat_at(x + k * 4), a)
-        b = fma(load_bf16(w + 32), splat_at(x + k * 4 + 4), b)
-        c = fma(load_bf16(w + 64), splat_at(x + k * 4 + 8), c)
-        d = fma(load_bf16(w + 96), splat_at(x + k * 4 + 12), d)
-        k += 4
-    if k < depth:
-        a = fma(load_bf16(weights + k * 32), splat_at(x + k * 4), a)
-    if k + 1 < depth:
-        b = fma(load_bf16(weights + k * 32 + 32), splat_at(x + k * 4 + 4), b)
-    if k + 2 < depth:
-        c = fma(load_bf16(weights + k * 32 + 64), splat_at(x + k * 4 + 8), c)
-    store_f32(y, add(add(a, b), add(c, d)))
+@compiled
+def _multiply(typing_context, product, weights, scales, depth, tiles, xs, ys, n):
+    def generate(context, builder, signature, args):
+        made = signature.args[0].value
+        emit_multiply(builder, made.fmt, made.path, args[1:])
+        return context.get_dummy_value()
+
+    return types.void(product, *[types.int64] * 7), generate
+
+
+def _multiplier(product: _Product) -> Any:
+    @callback
+    def multiply(weights, scales, depth, tiles, xs, ys, n):  # pragma: no cover - compiled
+        _multiply(product, weights, scales, depth, tiles, xs, ys, n)
+
+    return multiply
+
+
+@cache
+def tile_kernel(fmt: str, path: Path | None = HOST) -> int:
+    """The address of a format's tile kernel, compiled now or found in the cache on disk.
+
+    It is ``void(weights, scales, depth, tiles, xs, ys, n)``, all int64: `tiles` consecutive tiles
+    whose data and scales begin at these addresses, times n prepared rows. depth: see `depth_of`;
+    xs, ys: addresses of n int64 addresses, of prepared rows and of tiles * 16 f32 outputs.
+    ValueError for an unknown format.
+    """
+    if fmt not in FORMS:
+        raise ValueError(f"no kernel for format {fmt!r}; there are {', '.join(FORMS)}")
+    return address_of(_multiplier(_Product(fmt, resolved(path))), _TILE_KERNEL)
+
+
+@compiled
+def tile_rows(typing_context, kernel, weights, scales, depth, tiles, xs, ys, n):
+    """Calls a tile kernel by its address."""
+
+    def generate(context, builder, signature, args):
+        ty = ir.FunctionType(ir.VoidType(), [arg.type for arg in args[1:]])
+        builder.call(builder.inttoptr(args[0], ty.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), generate
+
+
+# ---- sizes: for Python and for kernels -----------------------------------------------------------
 
 
 @kernel
-def _tile_q8(path, weights, scales, depth, x, y):  # pragma: no cover - compiled
-    total = splat(np.float32(0.0))
-    x_scales = x + depth * 32
-    for g in range(depth):
-        dot = dot_q8(path, weights + g * 512, x + g * 32)
-        scale = mul(load_f16(path, scales + g * 32), splat_at(x_scales + g * 4))
-        total = fma(to_f32(dot), scale, total)
-    store_f32(y, total)
+def group_of(kind):  # pragma: no cover - compiled
+    """Columns of a quantised activation group; 0 for float formats."""
+    if kind == Q4G64:
+        return 64
+    if kind == Q8 or kind == Q4 or kind == MXFP4:
+        return 32
+    return 0
 
 
 @kernel
-def _tile_q4(path, weights, scales, depth, x, y):  # pragma: no cover - compiled
-    total = splat(np.float32(0.0))
-    x_scales = x + depth * 32
-    x_sums = x + depth * 36
-    for g in range(depth):
-        dot = dot_q4(path, weights + g * 256, x + g * 32, i32_at(x_sums + g * 4))
-        scale = mul(load_f16(path, scales + g * 32), splat_at(x_scales + g * 4))
-        total = fma(to_f32(dot), scale, total)
-    store_f32(y, total)
+def is_integer(kind):  # pragma: no cover - compiled
+    """Whether the format multiplies quantised rows."""
+    return group_of(kind) > 0
 
 
 @kernel
-def _four_q8(path, weights, scales, depth, x0, x1, x2, x3, y0, y1, y2, y3):  # pragma: no cover
-    t0 = t1 = t2 = t3 = splat(np.float32(0.0))
-    for g in range(depth):
-        w = weights + g * 512
-        scale = load_f16(path, scales + g * 32)
-        at = depth * 32 + g * 4
-        t0 = fma(to_f32(dot_q8(path, w, x0 + g * 32)), mul(scale, splat_at(x0 + at)), t0)
-        t1 = fma(to_f32(dot_q8(path, w, x1 + g * 32)), mul(scale, splat_at(x1 + at)), t1)
-        t2 = fma(to_f32(dot_q8(path, w, x2 + g * 32)), mul(scale, splat_at(x2 + at)), t2)
-        t3 = fma(to_f32(dot_q8(path, w, x3 + g * 32)), mul(scale, splat_at(x3 + at)), t3)
-    store_f32(y0, t0)
-    store_f32(y1, t1)
-    store_f32(y2, t2)
-    store_f32(y3, t3)
+def depth_of(kind, cols):  # pragma: no cover - compiled
+    """What tile kernels call depth: groups, or columns of a float format."""
+    group = group_of(kind)
+    return (cols + group - 1) // group if group > 0 else cols
 
 
 @kernel
-def _four_q4(path, weights, scales, depth, x0, x1, x2, x3, y0, y1, y2, y3):  # pragma: no cover
-    t0 = t1 = t2 = t3 = splat(np.float32(0.0))
-    for g in range(depth):
-        w = weights + g * 256
-        scale = load_f16(path, scales + g * 32)
-        at = depth * 32 + g * 4
-        sums = depth * 36 + g * 4
-        d0 = dot_q4(path, w, x0 + g * 32, i32_at(x0 + sums))
-        d1 = dot_q4(path, w, x1 + g * 32, i32_at(x1 + sums))
-        d2 = dot_q4(path, w, x2 + g * 32, i32_at(x2 + sums))
-        d3 = dot_q4(path, w, x3 + g * 32, i32_at(x3 + sums))
-        t0 = fma(to_f32(d0), mul(scale, splat_at(x0 + at)), t0)
-        t1 = fma(to_f32(d1), mul(scale, splat_at(x1 + at)), t1)
-        t2 = fma(to_f32(d2), mul(scale, splat_at(x2 + at)), t2)
-        t3 = fma(to_f32(d3), mul(scale, splat_at(x3 + at)), t3)
-    store_f32(y0, t0)
-    store_f32(y1, t1)
-    store_f32(y2, t2)
-    store_f32(y3, t3)
-
-
-@kernel
-def one_row(path, kind, weights, scales, depth, x, y):  # pragma: no cover - compiled
-    """16 outputs of one prepared row; the format's tile kernel."""
-    if kind == Q8:
-        _tile_q8(path, weights, scales, depth, x, y)
-    elif kind == Q4:
-        _tile_q4(path, weights, scales, depth, x, y)
-    elif kind == BF16:
-        _tile_bf16(weights, depth, x, y)
-    else:
-        _tile_f32(weights, depth, x, y)
-
-
-@kernel
-def four_rows(path, kind, weights, scales, depth, x, y):  # pragma: no cover - compiled
-    """Like `one_row` for four rows, bit for bit; x, y: tuples of four addresses."""
-    if kind == Q8:
-        _four_q8(path, weights, scales, depth, x[0], x[1], x[2], x[3], y[0], y[1], y[2], y[3])
-    elif kind == Q4:
-        _four_q4(path, weights, scales, depth, x[0], x[1], x[2], x[3], y[0], y[1], y[2], y[3])
-    else:
-        for i in range(4):
-            one_row(path, kind, weights, scales, depth, x[i], y[i])
+def prepared_bytes(kind, cols):  # pragma: no cover - compiled
+    """Bytes of a prepared row, to a multiple of 64; of a float format's row: 4 * cols."""
+    group = group_of(kind)
+    if group == 0:
+        return 4 * cols
+    return ((cols + group - 1) // group * (group + 8) + 63) // 64 * 64
 
 
 @kernel
 def tile_bytes(kind, depth):  # pragma: no cover - compiled
     """Bytes of one tile's weights."""
-    if kind == Q8:
+    if kind == Q8 or kind == Q4G64:
         return depth * 512
-    if kind == Q4:
+    if kind == Q4 or kind == MXFP4:
         return depth * 256
     if kind == BF16:
         return depth * 32
+    if kind == FP8:
+        return depth * 16
     return depth * 64
+
+
+@kernel
+def scale_bytes(kind, depth):  # pragma: no cover - compiled
+    """Bytes of one tile's scales."""
+    if kind == Q8 or kind == Q4 or kind == Q4G64:
+        return depth * 32
+    if kind == MXFP4:
+        return depth * 16
+    if kind == FP8:
+        return (depth + 127) // 128 * 4
+    return 0
+
+
+# ---- prepared rows -------------------------------------------------------------------------------
+
+
+def _preparer(group: int) -> Callable[..., Any]:
+    @compiled
+    def prepare(typing_context, zero, x, cols, out):
+        def generate(context, builder, signature, args):
+            emit_prepare(builder, group, *args)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), generate
+
+    return prepare
+
+
+_prepare_32 = _preparer(32)
+_prepare_64 = _preparer(64)
+
+
+@kernel
+def prepare_row(kind, x, cols, out):  # pragma: no cover - compiled
+    """`cols` f32 at address x -> a prepared row of an integer format at address out."""
+    if kind == Q4G64:
+        _prepare_64(8, x, cols, out)
+    else:
+        zero = 128
+        if kind == Q4:
+            zero = 8
+        elif kind == MXFP4:
+            zero = 12
+        _prepare_32(zero, x, cols, out)
+
+
+# ---- taking rows back ----------------------------------------------------------------------------
+
+
+@kernel
+def unpack_row(kind, weights, scales, depth, lane, cols, out):  # pragma: no cover - compiled
+    """Row `lane` of the tile whose data and scales lie at these addresses -> `cols` f32 at out."""
+    if kind == F32:
+        for col in range(cols):
+            store_one(out + col * 4, f32_at(weights + col * 64 + lane * 4))
+        return
+    if kind == BF16:
+        for col in range(cols):
+            pair = i32_at(weights + col * 32 + (lane // 2) * 4)
+            bits = pair << 16 if lane % 2 == 0 else pair
+            store_one(out + col * 4, bits_float(np.int32(bits & np.int32(-65536))))
+        return
+    group = group_of(kind) if kind != FP8 else 128
+    for first in range(0, cols, group):
+        number = first // group
+        if kind == FP8:
+            scale = f32_at(scales + number * 4)
+        elif kind == MXFP4:
+            word = i32_at(scales + number * 16 + (lane // 4) * 4)
+            code = (word >> (8 * (lane % 4))) & 255
+            scale = bits_float(np.int32(code << 23 if code > 0 else 0x400000))
+        else:
+            scale = lane_of(load_f16(None, scales + number * 32), lane)
+        for col in range(first, min(first + group, cols)):
+            if kind == FP8:
+                code = (i32_at(weights + col * 16 + (lane // 4) * 4) >> (8 * (lane % 4))) & 255
+                bits = ((code & 127) << 20) | ((code & 128) << 24)
+                value = bits_float(np.int32(bits)) * np.float32(2.0**120)
+            elif kind == Q8:
+                word = i32_at(weights + (col // 4) * 64 + lane * 4)
+                value = np.float32(np.int32(word << (24 - 8 * (col % 4))) >> 24)
+            else:
+                word = i32_at(weights + (col // 8) * 64 + lane * 4)
+                code = (word >> (8 * (col % 4) + 4 * ((col // 4) % 2))) & 15
+                if kind == MXFP4:
+                    size = code & 7
+                    value = np.float32(size if size < 4 else (2 + size % 2) << (size // 2 - 1))
+                    value = (-value if code > 7 else value) * np.float32(0.5)
+                else:
+                    value = np.float32(code - 8)
+            store_one(out + col * 4, value * scale)

@@ -2,10 +2,8 @@
 
 The rule of this file: an operation is one IEEE operation per lane (fma where it says fma), so its
 bits do not depend on the machine. Nothing is left to the compiler: no fast-math flag, no libm, no
-contraction. Where a processor has something faster that is exact as well (AVX2's byte products,
-F16C's widening), the code made for `HOST` uses it; the code made for `PORTABLE` never does, and the
-tests compare the two. `path` arguments take one of these two. They differ in their Numba type, so
-one source compiles into either, and the features are asked when code is made, never at import.
+contraction. Where a processor has something faster that is exact as well (F16C's widening), the
+code made for `HOST` uses it; the code made for another path never does, and the tests compare them.
 
 Addresses are plain int64 numbers: kernels are given arrays, take `address(array)` and add byte
 offsets to it. Nothing checks them; the Python functions around the kernels do.
@@ -18,13 +16,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
-HOST = None  # the best instructions that the host has
-PORTABLE = True  # plain LLVM vector code, the same bits
+from diskmoe.engine.kernels import emit
+from diskmoe.engine.kernels.emit import F16, F32, I16, I32, I64, constant, shuffle
+from diskmoe.engine.kernels.paths import cpu_features
 
 LANES = 16
-
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-F32 = ir.FloatType()
 
 
 class Vector(types.Type):
@@ -50,56 +46,9 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, _LLVM_TYPE[fe_type.name])
 
 
-# ---- helpers that build IR -----------------------------------------------------------------------
-
-
-def is_host(path: types.Type, context: Any, feature: str) -> bool:
-    """Whether code for `path` may use `feature`; Numba's own target decides, as for its cache."""
-    features = context.codegen().magic_tuple()[2].split(",")
-    return isinstance(path, types.NoneType) and f"+{feature}" in features
-
-
-def constant(ty: Any, value: float) -> ir.Constant:
-    if isinstance(ty, ir.VectorType):
-        return ir.Constant(ty, [value] * ty.count)
-    return ir.Constant(ty, value)
-
-
-def like(ty: Any, element: Any) -> Any:
+def _like(ty: Any, element: Any) -> Any:
     """`element`, or the vector of as many of them as `ty` has lanes."""
     return ir.VectorType(element, ty.count) if isinstance(ty, ir.VectorType) else element
-
-
-def call_llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
-    ty = ir.FunctionType(result, [arg.type for arg in args])
-    function = builder.module.globals.get(name) or ir.Function(builder.module, ty, name)
-    return builder.call(function, args)
-
-
-def _type_suffix(ty: Any) -> str:
-    return f"v{ty.count}f32" if isinstance(ty, ir.VectorType) else "f32"
-
-
-def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    return call_llvm(builder, f"llvm.fma.{_type_suffix(a.type)}", a.type, [a, b, c])
-
-
-def load_at(builder: Any, address: Any, offset: int, ty: Any, align: int) -> Any:
-    if offset:
-        address = builder.add(address, ir.Constant(I64, offset))
-    value = builder.load(builder.inttoptr(address, ty.as_pointer()))
-    value.align = align
-    return value
-
-
-def shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
-
-
-def splat_lanes(builder: Any, value: Any, count: int) -> Any:
-    ty = ir.VectorType(value.type, count)
-    one = builder.insert_element(ir.Constant(ty, ir.Undefined), value, ir.Constant(I32, 0))
-    return shuffle(builder, one, one, [0] * count)
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -123,7 +72,7 @@ def _loader(element: Any, widen: Any) -> Any:
     def load(typing_context, at):
         def generate(context, builder, signature, args):
             ty = ir.VectorType(element, LANES)
-            value = load_at(builder, args[0], 0, ty, element.width // 8 if widen else 4)
+            value = emit.load(builder, args[0], ty, element.width // 8 if widen else 4)
             return widen(builder, value) if widen else value
 
         return f32x16(types.int64), generate
@@ -145,21 +94,11 @@ def load_f16(typing_context, path, at):
     """16 f16 at an address, as f32."""
 
     def generate(context, builder, signature, args):
-        f32s, i32s = _LLVM_TYPE["f32x16"], _LLVM_TYPE["i32x16"]
-        if is_host(signature.args[0], context, "f16c"):
-            halves = load_at(builder, args[1], 0, ir.VectorType(ir.HalfType(), LANES), 2)
-            return builder.fpext(halves, f32s)
-        bits = builder.zext(load_at(builder, args[1], 0, ir.VectorType(I16, LANES), 2), i32s)
-        magnitude = builder.and_(bits, constant(i32s, 0x7FFF))
-        # As an f32 pattern the exponent is 112 too small; the product is exact, subnormals too.
-        shifted = builder.bitcast(builder.shl(magnitude, constant(i32s, 13)), f32s)
-        finite = builder.bitcast(builder.fmul(shifted, constant(f32s, 2.0**112)), i32s)
-        special = builder.or_(
-            builder.shl(magnitude, constant(i32s, 13)), constant(i32s, 0x7F800000)
-        )
-        is_finite = builder.icmp_unsigned("<", magnitude, constant(i32s, 0x7C00))
-        sign = builder.shl(builder.and_(bits, constant(i32s, 0x8000)), constant(i32s, 16))
-        return builder.bitcast(builder.or_(builder.select(is_finite, finite, special), sign), f32s)
+        if isinstance(signature.args[0], types.NoneType) and "f16c" in cpu_features():
+            halves = emit.load(builder, args[1], ir.VectorType(F16, LANES), 2)
+            return builder.fpext(halves, _LLVM_TYPE["f32x16"])
+        halves = emit.load(builder, args[1], ir.VectorType(I16, LANES), 2)
+        return emit.widened_f16(builder, halves)
 
     return f32x16(path, types.int64), generate
 
@@ -169,7 +108,7 @@ def splat_at(typing_context, at):
     """The f32 at an address in all lanes."""
 
     def generate(context, builder, signature, args):
-        return splat_lanes(builder, load_at(builder, args[0], 0, F32, 4), LANES)
+        return emit.splat(builder, emit.load(builder, args[0], F32, 4), LANES)
 
     return f32x16(types.int64), generate
 
@@ -178,7 +117,7 @@ def _scalar_at(element: Any, result: types.Type) -> Any:
     @compiled
     def load_one(typing_context, at):
         def generate(context, builder, signature, args):
-            return load_at(builder, args[0], 0, element, 4)
+            return emit.load(builder, args[0], element, 4)
 
         return result(types.int64), generate
 
@@ -214,16 +153,16 @@ def splat(typing_context, value):
     """A float32 in all lanes."""
 
     def generate(context, builder, signature, args):
-        return splat_lanes(builder, args[0], LANES)
+        return emit.splat(builder, args[0], LANES)
 
     return f32x16(types.float32), generate
 
 
-def _elementwise(arity: int, emit: Any) -> Any:
-    """An intrinsic of `arity` equal arguments, f32x16 or float32, computed by `emit`."""
+def _elementwise(arity: int, make: Any) -> Any:
+    """An intrinsic of `arity` equal arguments, f32x16 or float32, computed by `make`."""
 
     def generate(context, builder, signature, args):
-        return emit(builder, *args)
+        return make(builder, *args)
 
     def resolve(first):
         return f32x16 if isinstance(first, Vector) else types.float32
@@ -264,7 +203,7 @@ def _emit_exp(builder: Any, x: Any) -> Any:
     coefficients are Taylor's up to 1/7!: |r| <= 0.3466 leaves 6e-9 for the terms cut off.
     """
     ty = x.type
-    ints = like(ty, I32)
+    ints = _like(ty, I32)
 
     def number(value: float) -> ir.Constant:
         return constant(ty, value)
@@ -274,11 +213,11 @@ def _emit_exp(builder: Any, x: Any) -> Any:
     magic = number(12582912.0)  # 1.5 * 2**23: adding and taking it away rounds to an integer
     log2e = number(1.44269502162933349609375)
     n = builder.fsub(builder.fadd(builder.fmul(bounded, log2e), magic), magic)
-    r = emit_fma(builder, n, number(-0.693145751953125), bounded)  # ln 2, upper bits: exact product
-    r = emit_fma(builder, n, number(-1.42860677166026784107089e-06), r)  # ln 2, the rest
+    r = emit.fma(builder, n, number(-0.693145751953125), bounded)  # ln 2, upper bits: exact product
+    r = emit.fma(builder, n, number(-1.42860677166026784107089e-06), r)  # ln 2, the rest
     p = number(1 / 5040)
     for coefficient in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
-        p = emit_fma(builder, p, r, number(coefficient))
+        p = emit.fma(builder, p, r, number(coefficient))
     whole = builder.fptosi(n, ints)
     half = builder.ashr(whole, constant(ints, 1))
     for power in (half, builder.sub(whole, half)):
@@ -300,7 +239,7 @@ def _emit_silu(builder: Any, x: Any) -> Any:
 add = _elementwise(2, lambda builder, a, b: builder.fadd(a, b))
 mul = _elementwise(2, lambda builder, a, b: builder.fmul(a, b))
 larger = _elementwise(2, _emit_larger)  # the larger one, b where they do not compare
-fma = _elementwise(3, emit_fma)  # a * b + c, rounded once
+fma = _elementwise(3, emit.fma)  # a * b + c, rounded once
 exp = _elementwise(1, _emit_exp)
 sigmoid = _elementwise(1, _emit_sigmoid)
 silu = _elementwise(1, _emit_silu)  # x / (1 + e**-x)

@@ -1,74 +1,92 @@
-"""Compile every kernel before the first token, or load it from Numba's cache on disk.
+"""Everything that is to be compiled before the first token, as a list of items.
 
-The rule of this file: it calls the public functions with the types that the engine calls them
-with, so that no kernel is compiled later, in the middle of an answer.
+The rule of this file: an item is a piece of work that two processes need not share, and whatever a
+model of these formats calls is in one of them, so that no kernel is compiled in the middle of an
+answer. Only tile kernels depend on the format.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from diskmoe.engine.kernels.attention import attend
-from diskmoe.engine.kernels.basic import add, add_bias, rms_norm, rope, rope_tables, sigmoid_
-from diskmoe.engine.kernels.basic import silu_mul as gated
-from diskmoe.engine.kernels.experts import combine, expert_ffn
-from diskmoe.engine.kernels.matmul import Matrix, matmul, take_rows
-from diskmoe.engine.kernels.route import route
-from diskmoe.engine.kernels.workers import Workers
+from diskmoe.engine.kernels.attention import ATTEND
+from diskmoe.engine.kernels.basic import NORM, rms_norm, rope_tables
+from diskmoe.engine.kernels.experts import COMBINE, DOWN, GATE_UP, expert_ffn
+from diskmoe.engine.kernels.heads import HEADS
+from diskmoe.engine.kernels.matmul import MULTIPLY, PREPARE, Matrix, matmul, take_rows
+from diskmoe.engine.kernels.products import tile_kernel
+from diskmoe.engine.kernels.program import Phase
+from diskmoe.engine.kernels.route import ROUTE
+from diskmoe.engine.kernels.workers import Workers, ready_pool
 from diskmoe.experts.tiles import matrix_layout, record_layout
 
+# in falling order of cost, so that two processes end at about the same time
+PHASES = (ATTEND, HEADS, ROUTE, PREPARE, GATE_UP, DOWN, MULTIPLY, COMBINE, NORM)
 
-def compile_kernels(formats: Sequence[str]) -> None:
-    """Run every kernel on tiny arrays for these weight formats.
 
-    With Numba's cache on disk filled this takes well under a second, without it half a minute.
+@dataclass(frozen=True)
+class WarmItem:
+    """A few kernels; `run` compiles them, or finds them on disk."""
+
+    name: str
+    run: Callable[[], None]
+
+
+def kernel_items(formats: Sequence[str]) -> list[WarmItem]:
+    """Every kernel that a model with these weight formats needs, the costliest first.
+
     What packs weights on the way in is compiled by ``experts.tiles.compile_packers``.
     """
-    with Workers(1) as workers:
-        _products(formats, workers)
-        _experts(formats, workers)
-        _attention(workers)
-        _basics()
-        _router()
+    return [
+        *(WarmItem(phase.name, partial(_ready_phase, phase)) for phase in PHASES),
+        *(WarmItem(f"products {fmt}", partial(_ready_tiles, fmt)) for fmt in formats),
+        WarmItem("embedding", partial(_take_rows, formats[0])),
+        WarmItem("threads", ready_pool),
+        # these put the items above to use, and so come last
+        WarmItem("norms and rope", _basics),
+        *(WarmItem(f"experts {fmt}", partial(_experts, fmt)) for fmt in formats),
+        *(WarmItem(f"matrices {fmt}", partial(_matrices, fmt)) for fmt in formats),
+    ]
 
 
-def _products(formats: Sequence[str], workers: Workers) -> None:
-    for fmt in formats:
-        layout = matrix_layout(fmt, 16, 32)
-        matrix = Matrix(layout, np.zeros(layout.nbytes, np.uint8))
-        matmul(_zeros(5, 32), matrix, _zeros(5, 16), workers)
-        take_rows(matrix, np.zeros(1, np.int32), _zeros(1, 32))
+def _ready_phase(phase: Phase) -> None:
+    assert phase.address
 
 
-def _experts(formats: Sequence[str], workers: Workers) -> None:
-    for fmt in formats:
-        layout = record_layout(fmt, 32, 16)
-        arena = np.zeros(layout.nbytes, np.uint8)
-        zeros, bounds = np.zeros(1, np.int32), np.array([0, 1], np.int32)
-        selected = _zeros(1, 32)
-        expert_ffn(_zeros(1, 32), zeros, zeros, bounds, zeros, arena, layout, selected, workers)
-        combine(selected, np.zeros((1, 1), np.int32), _zeros(1, 1), _zeros(1, 32))
+def _ready_tiles(fmt: str) -> None:
+    assert tile_kernel(fmt)
 
 
-def _attention(workers: Workers) -> None:
-    q, kv = _zeros(1, 2, 16), _zeros(4, 1, 16)
-    attend(q, kv, kv, 0, 1.0, _zeros(1, 2, 16), workers)
-    cos, sin = rope_tables(np.ones(8), 4)
-    rope(q, cos, sin, 0)
+def _take_rows(fmt: str) -> None:
+    take_rows(_matrix(fmt), np.zeros(1, np.int32), _zeros(1, 64))
 
 
 def _basics() -> None:
     x = _zeros(1, 32)
     rms_norm(x, x[0], 1e-6, x)
-    gated(x, x, x)
-    sigmoid_(x)
-    add(x, x)
-    add_bias(x, x[0])
+    rope_tables(np.ones(8), 4)
 
 
-def _router() -> None:
-    for score in ("softmax", "sigmoid"):
-        route(_zeros(1, 4), score, _zeros(4), 1, 1, "max", 1, True, 1.0)
+def _experts(fmt: str) -> None:
+    layout = record_layout(fmt, 32, 16)
+    arena = np.zeros(layout.nbytes, np.uint8)
+    zeros, bounds = np.zeros(1, np.int32), np.array([0, 1], np.int32)
+    with Workers(1) as workers:
+        expert_ffn(
+            _zeros(1, 32), zeros, zeros, bounds, zeros, arena, layout, _zeros(1, 32), workers
+        )
+
+
+def _matrices(fmt: str) -> None:
+    with Workers(1) as workers:
+        matmul(_zeros(5, 64), _matrix(fmt), _zeros(5, 16), workers)
+
+
+def _matrix(fmt: str) -> Matrix:
+    layout = matrix_layout(fmt, 16, 64)
+    return Matrix(layout, np.zeros(layout.nbytes, np.uint8))
 
 
 def _zeros(*shape: int) -> np.ndarray:

@@ -2,78 +2,117 @@
 
 import numpy as np
 
-from diskmoe.engine.kernels.attention import attend
-from diskmoe.engine.kernels.basic import add_bias, rms_norm, rope, rope_tables
-from diskmoe.engine.kernels.matmul import matmul
-from diskmoe.engine.kernels.workers import Workers
+from diskmoe.engine.kernels.attention import AttendShape, add_attend
+from diskmoe.engine.kernels.basic import add_norm, rope_tables
+from diskmoe.engine.kernels.heads import HeadShape, add_heads
+from diskmoe.engine.kernels.matmul import Product, add_products
+from diskmoe.engine.kernels.products import KIND
+from diskmoe.engine.kernels.program import Rows, address_of_array
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.kvcache import KvCache
-from diskmoe.engine.model.scratch import Floats, Scratch
+from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes
 from diskmoe.engine.model.weights import AttentionWeights, Projection
 
 
 class Attention:
     """The attention block of every layer of a model; it holds the rope tables, no weights."""
 
-    def __init__(
-        self, config: ModelConfig, positions: int, workers: Workers, scratch: Scratch
-    ) -> None:
+    def __init__(self, config: ModelConfig, positions: int, threads: int) -> None:
         self._config = config
-        self._workers = workers
-        self._scratch = scratch
+        self._threads = threads
         exponents = np.arange(0, config.rope_dims, 2) / config.rope_dims
         frequencies = (1.0 / config.rope_theta**exponents).astype(np.float32)
         self._cos, self._sin = rope_tables(frequencies, positions)  # (positions, rope_dims / 2)
+        self.start = np.zeros(1, np.int64)  # position of the first row: set before a program runs
 
     @property
     def nbytes(self) -> int:
         """Of the rope tables."""
         return self._cos.nbytes + self._sin.nbytes
 
-    def run(
+    def add(
         self,
-        x: Floats,  # (n, hidden), normed
+        builder: RowBuilder,
+        x: Rows,  # (n, hidden), normed
         weights: AttentionWeights,
         kv: KvCache,
         kv_layer: int,
-        out: Floats,  # (n, hidden)
-    ) -> Floats:
-        """out = attention of rows at positions kv.length.. over all earlier ones and themselves.
+        y: Rows,  # (n, hidden)
+    ) -> None:
+        """Phases: y += attention of rows at positions start.. over all earlier ones and themselves.
 
         The rows' keys and values are written above ``kv.length``, which stays as it is.
         """
-        config, start, n = self._config, kv.length, len(x)
-        keys, values = kv.layer(kv_layer)  # (positions, kv_heads, head_dim)
-        q = self._scratch.take("attention.q", n, config.q_width)
-        k = keys[start : start + n].reshape(n, config.kv_width)  # a view: written in place
-        v = values[start : start + n].reshape(n, config.kv_width)
-        self._project(x, weights.q, q)
-        self._project(x, weights.k, k)
-        self._project(x, weights.v, v)
-        q3 = q.reshape(n, config.heads, config.head_dim)
-        k3 = keys[start : start + n]
+        config, n = self._config, builder.n
+        q = builder.rows("attention.q", config.q_width)
+        k = builder.rows("attention.k", config.kv_width)
+        v = builder.rows("attention.v", config.kv_width)
+        parts = ((weights.q, q), (weights.k, k), (weights.v, v))
+        kinds = [projection.matrix.kind for projection, _ in parts]
+        inputs = builder.prepared("attention.x", x, config.hidden, kinds)
+        products = [
+            Product(projection.matrix, inputs[projection.matrix.kind], out, _bias(projection))
+            for projection, out in parts
+        ]
+        add_products(builder, products, n)
+        head_norms = None
         if weights.q_norm is not None and weights.k_norm is not None:
-            per_head = config.qk_norm == "per_head"
-            q_normed, k_normed = (q3, k3) if per_head else (q, k)
-            rms_norm(q_normed, weights.q_norm, config.norm_epsilon, q_normed)
-            rms_norm(k_normed, weights.k_norm, config.norm_epsilon, k_normed)
-        if config.clip_qkv is not None:
-            for array in (q, k, v):
-                np.clip(array, -config.clip_qkv, config.clip_qkv, out=array)
-        interleaved = config.rope_layout == "interleaved"
-        rope(q3, self._cos, self._sin, start, interleaved)
-        rope(k3, self._cos, self._sin, start, interleaved)
-        mixed = self._scratch.take("attention.mixed", n, config.heads, config.head_dim)
-        attend(q3, keys, values, start, config.attention_scale, mixed, self._workers)
-        return self._project(mixed.reshape(n, config.q_width), weights.o, out)
+            if config.qk_norm == "per_head":
+                head_norms = weights.q_norm, weights.k_norm
+            else:
+                add_norm(builder, n, q, weights.q_norm, config.norm_epsilon, q)
+                add_norm(builder, n, k, weights.k_norm, config.norm_epsilon, k)
+        keys, values = kv.parts(kv_layer)
+        start = address_of_array(self.start)
+        add_heads(
+            builder,
+            n,
+            HeadShape(config.heads, config.kv_heads, config.head_dim),
+            q,
+            k,
+            v,
+            head_norms,
+            config.norm_epsilon,
+            config.clip_qkv,
+            (self._cos, self._sin),
+            config.rope_layout == "interleaved",
+            start,
+            kv.kind,
+            keys,
+            values,
+        )
+        mixed = builder.rows("attention.mixed", config.q_width)
+        add_attend(
+            builder,
+            n,
+            AttendShape(config.heads, config.kv_heads, config.head_dim, config.head_dim),
+            q,
+            kv.kind,
+            keys,
+            values,
+            start,
+            config.attention_scale,
+            mixed,
+            self._threads,
+        )
+        kind = weights.o.matrix.kind
+        inputs = builder.prepared("attention.mixed", mixed, config.q_width, [kind])
+        add_products(
+            builder, [Product(weights.o.matrix, inputs[kind], y, _bias(weights.o), adds=True)], n
+        )
+        builder.keep(kv, weights)
 
-    def _project(self, x: Floats, projection: Projection, out: Floats) -> Floats:
-        matmul(x, projection.matrix, out, self._workers)
-        if projection.bias is not None:
-            add_bias(out, projection.bias)
-        return out
+
+def _bias(projection: Projection) -> int:
+    return 0 if projection.bias is None else address_of_array(projection.bias)
 
 
-def attention_scratch_bytes(config: ModelConfig, n: int, positions: int) -> int:
+def attention_scratch_bytes(
+    config: ModelConfig, n: int, positions: int, formats: frozenset[str]
+) -> int:
     """Bytes of rope tables and working arrays for chunks of up to ``n`` rows."""
-    return 4 * (positions * config.rope_dims + 2 * n * config.q_width)
+    kinds = [KIND[name] for name in formats]
+    rows = 2 * padded(config.q_width) + 2 * padded(config.kv_width)
+    prepared = preparation_bytes(n, config.hidden, kinds)
+    prepared += preparation_bytes(n, config.q_width, kinds)
+    return 4 * (positions * config.rope_dims + n * rows) + prepared

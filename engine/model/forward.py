@@ -8,25 +8,38 @@ threads, or on which experts were in memory (row invariance); so a verify of dra
 chunks and plain decoding all tell the same story, to the bit.
 """
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.kernels.basic import add, rms_norm
+from diskmoe.engine.kernels.basic import rms_norm
 from diskmoe.engine.kernels.matmul import matmul, matmul_scratch_bytes, take_rows
+from diskmoe.engine.kernels.products import KIND
+from diskmoe.engine.kernels.program import Program, Rows, address_of_array
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.attention import Attention, attention_scratch_bytes
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.kvcache import KvCache
-from diskmoe.engine.model.moe import FeedForward, feed_forward_scratch_bytes
+from diskmoe.engine.model.moe import Choose, FeedForward, feed_forward_scratch_bytes
+from diskmoe.engine.model.phases import RowBuilder, padded
 from diskmoe.engine.model.scratch import Floats, Scratch
 from diskmoe.engine.model.weights import DenseWeights, LayerWeights
 from diskmoe.experts.store import ExpertStore, StoreCounters
 from diskmoe.experts.tiles import RecordLayout
 
-Rows = Literal["last", "all", "none"]
+Wanted = Literal["last", "all", "none"]
+
+_KEPT_CHUNKS = 12  # numbers of rows whose programs are kept
+
+
+class _Layer(NamedTuple):
+    """The programs of a layer for a chunk: all of a dense one, or what is before the experts."""
+
+    first: Program
+    last: Program | None  # after the experts
 
 
 class Transformer:
@@ -50,9 +63,11 @@ class Transformer:
         self._final_norm = weights.final_norm(config)
         self._head = weights.head(config)
         self._layers = [weights.layer(config, i) for i in range(config.layers)]
-        self._attention = Attention(config, kv.capacity, workers, self._scratch)
+        self._attention = Attention(config, kv.capacity, workers.n_threads)
         self._feed_forward = FeedForward(config, store, workers, self._scratch)
         self._hidden: Floats = np.zeros((0, config.hidden), np.float32)
+        self._programs: dict[int, dict[tuple[int, ...], _Layer]] = {}  # by number of rows
+        self._moves = 0  # of the scratch, when they were made
 
     @property
     def vocab_size(self) -> int:
@@ -74,7 +89,7 @@ class Transformer:
         """(n, hidden) after the final norm, all rows of the last forward; valid until the next."""
         return self._hidden
 
-    def forward(self, ids: npt.ArrayLike, rows: Rows = "last") -> Floats:
+    def forward(self, ids: npt.ArrayLike, rows: Wanted = "last") -> Floats:
         """Append the tokens to the cache and return logits of the last row, of all, or of none.
 
         ids (n,) -> f32 (1 | n | 0, vocab), an array of the caller's own. Where n is 0 nothing
@@ -105,12 +120,52 @@ class Transformer:
         ``kv.length`` is left to the caller (``kv.advance``).
         """
         n = len(x)
-        normed = self._scratch.take("layer.normed", n, self.config.hidden)
-        out = self._scratch.take("layer.out", n, self.config.hidden)
-        rms_norm(x, layer.attention_norm, self.config.norm_epsilon, normed)
-        add(x, self._attention.run(normed, layer.attention, kv, kv_layer, out))
-        rms_norm(x, layer.ffn_norm, self.config.norm_epsilon, normed)
-        self._feed_forward.run(normed, layer, x)
+        address = address_of_array(x)
+        if self._moves != self._scratch.moves:
+            self._forget()
+        programs = self._programs.get(n)
+        layer_programs = programs.get((id(layer), address, id(kv), kv_layer)) if programs else None
+        if layer_programs is None:
+            layer_programs = self._make(layer, n, Rows(address, x.strides[0]), kv, kv_layer)
+        self._attention.start[0] = kv.length
+        self._workers.run(layer_programs.first)
+        if layer_programs.last is not None:
+            self._feed_forward.run_experts(layer.layer, n)
+            self._workers.run(layer_programs.last)
+
+    def _make(self, layer: LayerWeights, n: int, x: Rows, kv: KvCache, kv_layer: int) -> _Layer:
+        """The programs of a layer for n rows; they are made again when the scratch moves."""
+        while True:
+            self._moves = self._scratch.moves
+            first, last = RowBuilder(n, self._scratch), RowBuilder(n, self._scratch)
+            epsilon = self.config.norm_epsilon
+            normed = first.normed("layer.normed", x, layer.attention_norm, epsilon)
+            self._attention.add(first, normed, layer.attention, kv, kv_layer, x)
+            normed = first.normed("layer.normed", x, layer.ffn_norm, epsilon)
+            self._feed_forward.add(first, normed, layer, x)
+            finish = None
+            if layer.dense is None:
+                finish = self._feed_forward.finish(last, normed, layer, x)
+            if self._moves == self._scratch.moves:
+                break
+            self._forget()
+        first.keep(layer, kv)  # what the key names stays alive, so no other thing gets its id
+        made = _Layer(first.program(), finish)
+        if n not in self._programs and len(self._programs) >= _KEPT_CHUNKS:
+            oldest = next(iter(self._programs))
+            del self._programs[oldest]
+            self._feed_forward.forget(oldest)
+        self._programs.setdefault(n, {})[id(layer), x.address, id(kv), kv_layer] = made
+        return made
+
+    def _forget(self) -> None:
+        self._programs.clear()
+        self._feed_forward.forget()
+        self._moves = self._scratch.moves
+
+    def choose_with(self, choose: Choose | None) -> None:
+        """For benchmarks: ``choose(layer, ids, shares)`` may change what the router chose."""
+        self._feed_forward.choose = choose
 
     def head(self, hidden: Floats) -> Floats:
         """hidden (m, hidden), after a final norm -> logits f32 (m, vocab), a new array."""
@@ -137,16 +192,24 @@ class Transformer:
 
 
 def scratch_bytes(
-    config: ModelConfig, rows: int, logit_rows: int, positions: int, layout: RecordLayout
+    config: ModelConfig,
+    rows: int,
+    logit_rows: int,
+    positions: int,
+    layout: RecordLayout,
+    formats: Iterable[str] = ("f32", "q8"),
 ) -> int:
     """Bytes a Transformer takes beside weights, cache and store, for the memory plan.
 
-    For chunks of up to ``rows`` rows, logits of ``logit_rows`` and a cache of ``positions``.
+    For chunks of up to ``rows`` rows, logits of ``logit_rows``, a cache of ``positions`` and dense
+    matrices in these ``formats``.
     """
-    own = 4 * (4 * rows * config.hidden + logit_rows * config.vocab)
+    dense = frozenset(formats)
+    own = 4 * (rows * (2 * config.hidden + padded(config.hidden)) + logit_rows * config.vocab)
+    head = max(matmul_scratch_bytes(logit_rows, config.hidden, KIND[name]) for name in dense)
     return (
         own
-        + attention_scratch_bytes(config, rows, positions)
-        + feed_forward_scratch_bytes(config, rows, layout)
-        + matmul_scratch_bytes(rows, max(config.hidden, config.q_width))
+        + head
+        + attention_scratch_bytes(config, rows, positions, dense)
+        + feed_forward_scratch_bytes(config, rows, layout, dense)
     )

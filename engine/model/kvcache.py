@@ -1,32 +1,49 @@
-"""Keys and values of the positions seen so far, all layers, in f32.
+"""Keys and values of the positions seen so far, all layers, in f32, f16 or int8.
 
 The one rule: ``length`` counts the positions that are whole in every layer. A forward writes rows
 above it layer by layer and calls ``advance`` at its very end, so an error on the way leaves the
 cache as it was; ``trim`` takes rejected drafts back. Memory is reserved at once and touched as
-positions arrive.
+positions arrive. The positions of one head lie one after another: attention reads them in a row.
 
-    cache = KvCache(config, capacity=4096)
-    keys, values = cache.layer(3)            # (capacity, kv_heads, head_dim) each
+    cache = KvCache(config, capacity=4096, kv_format="f16")
+    keys, values = cache.parts(3)            # where the kernels find a layer
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.kernels.heads import KV_KIND, CachePart
 from diskmoe.engine.model.config import ModelConfig
+from diskmoe.experts.arena import Arena
+from diskmoe.experts.tiles import PAGE
+
+_NUMBER_BYTES = {"f32": 4, "f16": 2, "q8": 1}
+_GROUP = 32  # numbers that share an f32 scale in q8
 
 
 class KvCache:
     """Room for ``capacity`` positions in each of ``layers`` layers (default: the model's)."""
 
-    def __init__(self, config: ModelConfig, capacity: int, layers: int | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        capacity: int,
+        layers: int | None = None,
+        kv_format: str = "f32",
+    ) -> None:
         if capacity < 1:
             raise BadRequest(f"a context of {capacity} positions holds nothing, 1 is the least")
+        if kv_format not in KV_KIND:
+            raise BadRequest(f"KV is {kv_format!r}; it must be one of {', '.join(KV_KIND)}")
         self.layers = config.layers if layers is None else layers
         self.capacity = capacity
-        shape = (self.layers, capacity, config.kv_heads, config.head_dim)
-        self._keys = np.zeros(shape, np.float32)
-        self._values = np.zeros(shape, np.float32)
+        self.kv_format = kv_format
+        self.kind = KV_KIND[kv_format]
+        number, scales = _head_bytes(config, kv_format)
+        heads = 2 * self.layers, config.kv_heads  # keys, then values, of each layer
+        self._numbers = _room(*heads, capacity, number)
+        self._scales = _room(*heads, capacity, scales)
         self._length = 0
 
     @property
@@ -41,11 +58,22 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
-        return self._keys.nbytes + self._values.nbytes
+        return self._numbers.nbytes + self._scales.nbytes
 
-    def layer(self, layer: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Keys and values of a layer, (capacity, kv_heads, head_dim) each, to read and write."""
-        return self._keys[layer], self._values[layer]
+    def parts(self, layer: int) -> tuple[CachePart, CachePart]:
+        """Where the keys and the values of a layer are; they live as long as the cache."""
+        return self._part(2 * layer), self._part(2 * layer + 1)
+
+    def _part(self, index: int) -> CachePart:
+        numbers, scales = self._numbers[index], self._scales[index]
+        return CachePart(
+            numbers.ctypes.data,
+            numbers.strides[1],
+            numbers.strides[0],
+            scales.ctypes.data,
+            scales.strides[1],
+            scales.strides[0],
+        )
 
     def check_room(self, n: int) -> None:
         """BadRequest when ``n`` more rows do not fit."""
@@ -67,7 +95,22 @@ class KvCache:
         self._length = length
 
 
-def kv_cache_bytes(config: ModelConfig, capacity: int, layers: int | None = None) -> int:
-    """What ``KvCache(config, capacity, layers).nbytes`` will be."""
+def kv_cache_bytes(
+    config: ModelConfig, capacity: int, layers: int | None = None, kv_format: str = "f32"
+) -> int:
+    """What ``KvCache(config, capacity, layers, kv_format).nbytes`` will be."""
     count = config.layers if layers is None else layers
-    return count * capacity * 2 * config.kv_width * 4
+    return count * capacity * 2 * config.kv_heads * sum(_head_bytes(config, kv_format))
+
+
+def _head_bytes(config: ModelConfig, kv_format: str) -> tuple[int, int]:
+    """Bytes of one head of one position: numbers, scales."""
+    scales = -(-config.head_dim // _GROUP) * 4 if kv_format == "q8" else 0
+    return config.head_dim * _NUMBER_BYTES[kv_format], scales
+
+
+def _room(*shape: int) -> npt.NDArray[np.uint8]:
+    """Zeros in huge pages, where the system has them."""
+    nbytes = int(np.prod(shape))
+    arena = Arena(1, max(PAGE, -(-nbytes // PAGE) * PAGE))
+    return arena.bytes[:nbytes].reshape(shape)

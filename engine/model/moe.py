@@ -5,21 +5,53 @@ it (the batch union), and what arrives when never shows in the result: every sel
 into a place of its own, and a row adds its selections in the order of its own choices.
 """
 
+from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
+import numpy.typing as npt
 
-from diskmoe.engine.kernels.basic import add, silu_mul
-from diskmoe.engine.kernels.experts import combine, expert_ffn, expert_scratch_bytes
-from diskmoe.engine.kernels.matmul import matmul, matmul_scratch_bytes
+from diskmoe.engine.kernels.experts import (
+    ExpertBatch,
+    FfnShape,
+    add_combine,
+    add_gate_up,
+    batch_bytes,
+)
+from diskmoe.engine.kernels.matmul import Product, add_products
+from diskmoe.engine.kernels.products import KIND
+from diskmoe.engine.kernels.program import Program, Rows, address_of_array
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.config import ModelConfig
-from diskmoe.engine.model.router import choose_experts
+from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes
+from diskmoe.engine.model.router import add_choice
 from diskmoe.engine.model.scratch import Floats, Scratch
-from diskmoe.engine.model.union import union_of
+from diskmoe.engine.model.union import Union
 from diskmoe.engine.model.weights import FfnWeights, LayerWeights
 from diskmoe.experts.store import ExpertStore
 from diskmoe.experts.tiles import RecordLayout
+
+Ints = npt.NDArray[np.int32]
+Choose = Callable[[int, Ints, Floats], None]
+
+
+class _Routed:
+    """What the layers with experts share for chunks of ``n`` rows."""
+
+    def __init__(
+        self, config: ModelConfig, layout: RecordLayout, n: int, x: Rows, scratch: Scratch
+    ) -> None:
+        total = n * config.top_k
+        self.ids = np.zeros((n, config.top_k), np.int32)
+        self.shares = np.zeros((n, config.top_k), np.float32)
+        self.union = Union(total, config.experts)
+        self._selected = scratch.take("moe.selected", total, padded(config.hidden))
+        self.selected = Rows(address_of_array(self._selected), self._selected.strides[0])
+
+        def room(name: str, nbytes: int) -> Floats:
+            return scratch.take(f"moe.{name}", -(-nbytes // 4))
+
+        self.batch = ExpertBatch(layout, x, self.selected, False, total, room=room)
 
 
 class FeedForward:
@@ -32,61 +64,97 @@ class FeedForward:
         self._store = store
         self._workers = workers
         self._scratch = scratch
+        self._arena = address_of_array(store.arena.bytes)
+        self._routed: dict[int, _Routed] = {}  # by number of rows
         self.selections = 0  # (row, expert) pairs so far; never a count of reads
+        # for benchmarks: may change the ids and shares of a layer's rows after the router
+        self.choose: Choose | None = None
 
-    def run(self, x: Floats, weights: LayerWeights, y: Floats) -> None:
-        """y (n, hidden) += feed-forward of x (n, hidden), which is normed."""
+    def forget(self, n: int | None = None) -> None:
+        """What was made for n rows, or all of it, is not used any more."""
+        if n is None:
+            self._routed.clear()
+        else:
+            self._routed.pop(n, None)
+
+    def add(self, builder: RowBuilder, x: Rows, weights: LayerWeights, y: Rows) -> None:
+        """Phases for x (n, hidden), normed: all of a dense layer, y += its result; else routing."""
         if weights.dense is not None:
-            add(y, self._dense(x, weights.dense))
+            self._add_dense(builder, x, weights.dense, y)
             return
-        self._routed(x, weights, y)
-        if weights.shared is not None:
-            add(y, self._dense(x, weights.shared))
-
-    def _dense(self, x: Floats, weights: FfnWeights) -> Floats:
-        n = len(x)
-        gate = self._scratch.take("ffn.gate", n, weights.gate.rows)
-        up = self._scratch.take("ffn.up", n, weights.up.rows)
-        out = self._scratch.take("ffn.out", n, weights.down.rows)
-        matmul(x, weights.gate, gate, self._workers)
-        matmul(x, weights.up, up, self._workers)
-        silu_mul(gate, up, gate)
-        return matmul(gate, weights.down, out, self._workers)
-
-    def _routed(self, x: Floats, weights: LayerWeights, y: Floats) -> None:
         assert weights.router is not None
-        n, top_k = len(x), self._config.top_k
-        ids, shares = choose_experts(x, weights.router, self._config, self._workers, self._scratch)
-        union = union_of(ids, self._config.experts)
+        config, layout = self._config, self._store.record_layout
+        kind = KIND[layout.gate.format]
+        prepared = builder.prepared("moe.x", x, config.hidden, [kind])[kind]
+        routed = self._routed.get(builder.n)
+        if routed is None:
+            routed = _Routed(config, layout, builder.n, prepared, self._scratch)
+            self._routed[builder.n] = routed
+        ids, shares = address_of_array(routed.ids), address_of_array(routed.shares)
+        add_choice(builder, x, weights.router, config, ids, shares)
+
+    def finish(self, builder: RowBuilder, x: Rows, weights: LayerWeights, y: Rows) -> Program:
+        """The program of a layer with experts after its experts: y += all of their results."""
+        config, n = self._config, builder.n
+        routed = self._routed[n]
+        shares = address_of_array(routed.shares)
+        add_combine(builder, n, config.top_k, config.hidden, routed.selected, 0, shares, y)
+        if weights.shared is not None:
+            self._add_dense(builder, x, weights.shared, y)
+        builder.keep(routed)
+        return builder.program()
+
+    def run_experts(self, layer: int, n: int) -> None:
+        """Compute the experts that the router chose for ``n`` rows, hits first."""
+        routed, top_k = self._routed[n], self._config.top_k
+        if self.choose is not None:
+            self.choose(layer, routed.ids, routed.shares)
+        union = routed.union
+        union.fill(routed.ids)
         self.selections += n * top_k
-        out = self._scratch.take("moe.selected", n * top_k, self._config.hidden)
-        store = self._store
+        batch, store, total = routed.batch, self._store, n * top_k
+        slots = store.resident_slots(layer, union.experts)
+        if slots is not None:
+            batch.rows[:], batch.selections[:] = union.rows, union.order
+            batch.run(slots, union.begins, self._arena, total, self._workers)
+            return
         # closing: an error or Ctrl-C in a kernel ends the fetch before anybody asks for more
-        with closing(store.fetch(weights.layer, union.experts)) as batches:
+        with closing(store.fetch(layer, union.experts)) as batches:
             for positions, slots in batches:
-                row_begin, selections = union.selections(positions)
-                expert_ffn(
-                    x,
-                    selections // np.int32(top_k),
-                    selections,
-                    row_begin,
-                    slots,
-                    store.arena.bytes,
-                    store.record_layout,
-                    out,
-                    self._workers,
-                )
-        index = np.arange(n * top_k, dtype=np.int32).reshape(n, top_k)
-        combine(out, index, shares, y)
+                row_begin, total = union.gather(positions, batch.rows, batch.selections)
+                batch.run(slots, row_begin, self._arena, total, self._workers)
+
+    def _add_dense(self, builder: RowBuilder, x: Rows, weights: FfnWeights, y: Rows) -> None:
+        n, shape = builder.n, FfnShape.of_matrices(weights.gate, weights.up, weights.down)
+        gate_kind, up_kind, down_kind = shape.kinds
+        hidden, width = weights.gate.cols, weights.gate.rows
+        inputs = builder.prepared("ffn.x", x, hidden, [gate_kind, up_kind])
+        inner = builder.rows("ffn.inner", width)
+        entries, first = np.array([[0, 0, n]], np.int64), np.zeros(1, np.int64)
+        add_gate_up(
+            builder,
+            shape,
+            (inputs[gate_kind], inputs[up_kind]),
+            address_of_array(entries),
+            0,
+            inner,
+            address_of_array(first),
+            1,
+            n,
+        )
+        inputs = builder.prepared("ffn.inner", inner, width, [down_kind])
+        add_products(builder, [Product(weights.down, inputs[down_kind], y, adds=True)], n)
+        builder.keep(entries, first, weights)
 
 
-def feed_forward_scratch_bytes(config: ModelConfig, n: int, layout: RecordLayout) -> int:
+def feed_forward_scratch_bytes(
+    config: ModelConfig, n: int, layout: RecordLayout, formats: frozenset[str]
+) -> int:
     """Bytes of working arrays for chunks of up to ``n`` rows, the kernels' own included."""
     width = max(config.dense_width, config.shared_width)
-    floats = n * (2 * width + config.hidden) + n * config.experts
-    floats += n * config.top_k * config.hidden
-    kernels = max(
-        expert_scratch_bytes(n * config.top_k, layout),
-        matmul_scratch_bytes(n, max(width, config.hidden)),
-    )
-    return 4 * floats + kernels
+    floats = n * (padded(width) + padded(config.experts))
+    floats += n * config.top_k * (padded(config.hidden) + 2)
+    kinds = [KIND[name] for name in formats]
+    prepared = preparation_bytes(n, config.hidden, kinds) + preparation_bytes(n, width, kinds)
+    prepared += preparation_bytes(n, config.hidden, [KIND[layout.gate.format]])
+    return 4 * floats + prepared + batch_bytes(layout, n * config.top_k)

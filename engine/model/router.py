@@ -1,30 +1,28 @@
 """Which experts a row goes to, and with what weight. Always in f32, whatever the other weights."""
 
-import numpy as np
-import numpy.typing as npt
-
-from diskmoe.engine.kernels.matmul import matmul
-from diskmoe.engine.kernels.route import route
-from diskmoe.engine.kernels.workers import Workers
+from diskmoe.engine.kernels.matmul import Product, add_products
+from diskmoe.engine.kernels.program import Rows, address_of_array
+from diskmoe.engine.kernels.route import RouteRule, add_route
 from diskmoe.engine.model.config import ModelConfig
-from diskmoe.engine.model.scratch import Floats, Scratch
+from diskmoe.engine.model.phases import RowBuilder
 from diskmoe.engine.model.weights import RouterWeights
 
 
-def choose_experts(
-    x: Floats,  # (n, hidden), normed
+def add_choice(
+    builder: RowBuilder,
+    x: Rows,  # (n, hidden), normed
     weights: RouterWeights,
     config: ModelConfig,
-    workers: Workers,
-    scratch: Scratch,
-) -> tuple[npt.NDArray[np.int32], Floats]:
-    """-> ids i32 (n, top_k), best choice first, and weights f32 (n, top_k)."""
-    logits = scratch.take("router.logits", len(x), config.experts)
-    matmul(x, weights.matrix, logits, workers)
-    return route(
-        logits,
+    ids: int,  # address of i32 (n, top_k), best choice first
+    shares: int,  # address of f32 (n, top_k)
+) -> None:
+    """Phases: the experts of each row, and the shares that their results get."""
+    logits = builder.rows("router.logits", config.experts)
+    kind = weights.matrix.kind
+    inputs = builder.prepared("router.x", x, config.hidden, [kind])
+    add_products(builder, [Product(weights.matrix, inputs[kind], logits)], builder.n)
+    rule = RouteRule(
         config.score,
-        weights.correction_bias,
         config.groups,
         config.top_groups,
         "top2",
@@ -32,3 +30,5 @@ def choose_experts(
         config.renorm,
         config.routed_scale,
     )
+    bias = address_of_array(weights.correction_bias)
+    add_route(builder, builder.n, config.experts, rule, logits, bias, ids, shares)

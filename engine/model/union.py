@@ -4,8 +4,6 @@ A selection is numbered row * top_k + choice. The one rule: within an expert, se
 order, so what is computed for a row never depends on how the union was cut into batches.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -14,41 +12,66 @@ from diskmoe.experts.compiled import kernel
 Ints = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True)
 class Union:
-    """Made by ``union_of``. ``order`` lists the selections expert by expert."""
+    """Who selected which expert. The arrays are filled by ``fill`` and kept for the next chunk."""
 
-    experts: Ints  # (m,) ascending
-    begins: Ints  # (m + 1,) where each expert's selections begin in `order`
-    order: Ints  # (rows * top_k,)
+    def __init__(self, n_selections: int, n_experts: int) -> None:
+        most = min(n_experts, n_selections)
+        self._experts = np.empty(most, np.int32)
+        self._begins = np.empty(most + 1, np.int32)
+        self._place = np.empty(n_experts, np.int32)
+        self.order = np.empty(n_selections, np.int32)  # the selections, expert by expert
+        self.rows = np.empty(n_selections, np.int32)  # of `order`
+        self._found = 0
+
+    @property
+    def experts(self) -> Ints:
+        """(m,) ascending."""
+        return self._experts[: self._found]
+
+    @property
+    def begins(self) -> Ints:
+        """(m + 1,) where each expert's selections begin in `order`."""
+        return self._begins[: self._found + 1]
+
+    def fill(self, ids: Ints) -> None:
+        """ids i32 (rows, top_k), each a known expert and unique within its row."""
+        self._found = _count(ids, self._place, self._experts, self._begins, self.order, self.rows)
 
     def selections(self, positions: Ints) -> tuple[Ints, Ints]:
         """For the experts at ``positions``: (row_begin (len + 1,), their selections in turn)."""
-        row_begin = np.empty(len(positions) + 1, np.int32)
         found = np.empty(len(self.order), np.int32)
-        total = _gather(positions, self.begins, self.order, row_begin, found)
+        row_begin, total = self.gather(positions, np.empty_like(found), found)
         return row_begin, found[:total]
+
+    def gather(self, positions: Ints, rows: Ints, selections: Ints) -> tuple[Ints, int]:
+        """Fill in the selections of the experts at ``positions``, in turn, and their rows.
+
+        Returns (row_begin (len + 1,), how many there are).
+        """
+        row_begin = np.empty(len(positions) + 1, np.int32)
+        total = _gather(positions, self._begins, self.order, self.rows, row_begin, rows, selections)
+        return row_begin, total
 
 
 def union_of(ids: Ints, n_experts: int) -> Union:
     """ids i32 (rows, top_k), each below ``n_experts`` and unique within its row -> their union."""
-    flat = ids.reshape(-1)
-    experts = np.empty(min(n_experts, len(flat)), np.int32)
-    begins = np.empty(len(experts) + 1, np.int32)
-    order = np.empty(len(flat), np.int32)
-    m = _count(flat, n_experts, experts, begins, order)
-    return Union(experts[:m], begins[: m + 1], order)
+    union = Union(ids.size, n_experts)
+    union.fill(ids)
+    return union
 
 
 @kernel
-def _count(flat, n_experts, experts, begins, order):  # pragma: no cover - compiled
+def _count(ids, place, experts, begins, order, rows):  # pragma: no cover - compiled
     """Counting sort of selections by expert; returns the number of unique experts."""
-    place = np.zeros(n_experts, np.int32)  # first: how many; then: where the next one goes
-    for e in flat:
-        place[e] += 1
+    n, top_k = ids.shape
+    place[:] = 0  # first: how many; then: where the next one goes
+    for row in range(n):
+        for choice in range(top_k):
+            place[ids[row, choice]] += 1
     m = 0
     begin = 0
-    for e in range(n_experts):
+    for e in range(len(place)):
         count = place[e]
         place[e] = begin
         if count:
@@ -57,20 +80,25 @@ def _count(flat, n_experts, experts, begins, order):  # pragma: no cover - compi
             m += 1
             begin += count
     begins[m] = begin
-    for selection in range(len(flat)):
-        e = flat[selection]
-        order[place[e]] = selection
-        place[e] += 1
+    for row in range(n):
+        for choice in range(top_k):
+            e = ids[row, choice]
+            order[place[e]] = row * top_k + choice
+            rows[place[e]] = row
+            place[e] += 1
     return m
 
 
 @kernel
-def _gather(positions, begins, order, row_begin, found):  # pragma: no cover - compiled
+def _gather(
+    positions, begins, order, rows_in_order, row_begin, rows, selections
+):  # pragma: no cover - compiled
     total = 0
     for j in range(len(positions)):
         row_begin[j] = total
         for t in range(begins[positions[j]], begins[positions[j] + 1]):
-            found[total] = order[t]
+            rows[total] = rows_in_order[t]
+            selections[total] = order[t]
             total += 1
     row_begin[len(positions)] = total
     return total

@@ -1,4 +1,4 @@
-"""Dense weights: read tensor by tensor into one block of memory, then handed to the layers by role.
+"""Dense weights: read tensor by tensor into one block of huge pages, then handed to layers by role.
 
 From a Hugging Face checkpoint a matrix keeps its own precision (bf16 as bf16, f16 and f32 as f32)
 unless a format is asked for, then it is quantised on the way in; a converted model's own format
@@ -19,11 +19,11 @@ from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.families import FAMILIES
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.tensors import tensor_plan
-from diskmoe.experts.arena import Arena
+from diskmoe.experts.arena import HUGE_PAGE, Arena
 from diskmoe.experts.checkpoint import Checkpoint, DenseTensor
 from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.tiles import ALIGNMENT, PAGE, MatrixLayout, matrix_layout, pack
+from diskmoe.experts.tiles import ALIGNMENT, MatrixLayout, matrix_layout, pack
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,6 +248,6 @@ def _fill(out: npt.NDArray[np.uint8], values: Floats) -> None:
 
 
 def _total(places: list[_Place]) -> int:
-    """Bytes of the block, whole pages."""
+    """Bytes of the block, whole huge pages: the system may give the last one whole."""
     end = places[-1].offset + places[-1].nbytes
-    return -(-end // PAGE) * PAGE
+    return -(-end // HUGE_PAGE) * HUGE_PAGE

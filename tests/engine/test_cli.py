@@ -53,6 +53,7 @@ def test_plan_takes_the_model_first() -> None:
         (["--ngen"], "needs a value"),
         (["convrt", "a", "b"], "did you mean convert"),
         (["pla"], "did you mean plan"),
+        (["warmpu"], "did you mean warmup"),
         (["8", "4", "8", "9"], "fourth number"),
         (["Hello", "world"], "quote a prompt"),
         (["-x"], "unknown option -x"),

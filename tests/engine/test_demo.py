@@ -21,8 +21,8 @@ from diskmoe.engine.demo import (
     build_checkpoint,
     check_wheel,
     install_demo,
-    is_current,
 )
+from diskmoe.engine.demo_stamp import is_current
 from diskmoe.engine.places import cache_dir
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "demo.json"

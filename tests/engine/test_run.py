@@ -78,6 +78,18 @@ def test_knobs_of_speed_never_change_an_id(tiny, converted, capsys) -> None:
             assert got["token_ids"] == plain, knobs
 
 
+def test_the_kv_cache_is_as_asked_for_and_planned_for(tiny, capsys) -> None:
+    plain = report(capsys, "--model", str(tiny), "--ngen", "4")
+    assert plain["settings"]["KV"] == {"value": "f32", "source": "default"}
+    planned = {}
+    for kv in ("f32", "f16", "q8"):
+        got = report(capsys, "--model", str(tiny), "--ngen", "4", "--kv", kv)
+        assert len(got["token_ids"]) == 4 and got["settings"]["KV"]["value"] == kv
+        assert main(["plan", str(tiny), "--json", "--kv", kv]) == 0
+        planned[kv] = json.loads(capsys.readouterr().out)["memory"]["kv_bytes"]
+    assert planned["f32"] == 2 * planned["f16"] and planned["q8"] < planned["f16"]
+
+
 def test_bits_on_the_way_in_give_the_converted_models_ids(tiny, converted, capsys) -> None:
     on_the_way = report(
         capsys, "--model", str(tiny), "--expert-bits", "4", "--dense-bits", "8", "--ngen", "24"
@@ -128,7 +140,7 @@ def test_a_new_run_ends_the_one_before_it(tiny) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"expert_bits": 5}, {"threads": 0}, {"prefill_chunk": 0}, {"ram_gb": float("nan")},
-     {"direct": "yes"}, {"ctx": 1}, {"cap": True}],
+     {"direct": "yes"}, {"ctx": 1}, {"cap": True}, {"kv": "f8"}],
 )  # fmt: skip
 def test_options_out_of_range_are_refused_by_name(wrong) -> None:
     from diskmoe.engine.api import Options

@@ -1,5 +1,7 @@
 """The memory of the hot store."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,30 @@ def test_slots_are_page_aligned_views_that_do_not_overlap() -> None:
 
 def test_memory_is_not_taken_before_it_is_used() -> None:
     Arena(1 << 14, 1 << 20).close()  # 16 GiB of address space
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells which pages are huge")
+def test_memory_is_made_of_huge_pages_where_the_system_has_them() -> None:
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="ascii") as file:
+            if "[never]" in file.read():
+                pytest.skip("huge pages are turned off")
+    except OSError:
+        pytest.skip("no huge pages in this kernel")
+    arena = Arena(8, 1 << 20)
+    arena.bytes[:] = 1
+    address, inside = arena.bytes.ctypes.data, False
+    with open("/proc/self/smaps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            first = line.split()[0]
+            if "-" in first and not first.endswith(":"):
+                begin, end = (int(part, 16) for part in first.split("-"))
+                inside = begin <= address < end
+            elif inside and first == "VmFlags:":
+                assert "hg" in line.split()  # asked for; whether one is free is the system's affair
+                assert "sh" not in line.split()  # shared memory would have none
+                return
+    raise AssertionError("the arena is not among the mappings")
 
 
 def test_more_than_the_system_can_map_is_said() -> None:

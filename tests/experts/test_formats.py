@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diskmoe.experts import formats
+from diskmoe.experts import quantise as quantise_kernels
 from diskmoe.experts.formats import (
     FORMATS,
     dequantise,
     format_for_bits,
+    mtp_format,
     quantise,
     round_to_bf16,
     widen_bf16,
@@ -23,12 +24,12 @@ def draw(rows: int, cols: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
 
 
-def grouped(weights: np.ndarray) -> np.ndarray:
+def grouped(weights: np.ndarray, group: int = 32) -> np.ndarray:
     rows, cols = weights.shape
-    groups = -(-cols // 32)
-    padded = np.zeros((rows, groups * 32), np.float32)
+    groups = -(-cols // group)
+    padded = np.zeros((rows, groups * group), np.float32)
     padded[:, :cols] = weights
-    return padded.reshape(rows, groups, 32)
+    return padded.reshape(rows, groups, group)
 
 
 def naive_q8(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -40,8 +41,8 @@ def naive_q8(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values.reshape(len(x), -1).astype(np.int8), scales
 
 
-def naive_q4(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    x = grouped(weights)
+def naive_q4(weights: np.ndarray, group_size: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    x = grouped(weights, group_size)
     rows, groups, _ = x.shape
     values = np.zeros(x.shape, np.int8)
     scales = np.zeros((rows, groups), np.float16)
@@ -63,30 +64,122 @@ def naive_q4(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values.reshape(rows, -1), scales
 
 
+def naive_q4g64(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return naive_q4(weights, 64)
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def nearest_code(x: float) -> int:
+    """The code of the e2m1 number nearest to x, ties to the even code, beyond 6 the last."""
+    distance = np.abs(E2M1 - abs(x))
+    nearest = np.flatnonzero(distance == distance.min())
+    code = int(min(nearest, key=lambda i: i % 2))
+    return code | (8 if x < 0 and code else 0)
+
+
+def naive_mxfp4(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    x = grouped(weights).astype(np.float64)
+    exponents = np.frexp(np.abs(x).max(axis=2))[1] - 1 - 2
+    codes = np.clip(exponents + 127, 0, None)
+    codes[np.abs(x).max(axis=2) == 0] = 0
+    scaled = np.ldexp(x, (127 - codes)[:, :, None])
+    values = np.array([nearest_code(v) for v in scaled.reshape(-1)], np.uint8)
+    return values.reshape(len(x), -1), codes.astype(np.uint8)
+
+
+def naive_fp8(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    rows, cols = weights.shape
+    values = np.zeros((rows, cols), np.uint8)
+    scales = np.zeros((-(-rows // 16), -(-cols // 128)), np.float32)
+    numbers = dequantise(np.arange(127, dtype=np.uint8)[None], np.ones((1, 1), np.float32))[0]
+    for tile, block in np.ndindex(scales.shape):
+        part = np.s_[tile * 16 : tile * 16 + 16, block * 128 : block * 128 + 128]
+        scales[tile, block] = np.abs(weights[part]).max() / np.float32(448)
+        if scales[tile, block]:
+            q = weights[part] / scales[tile, block]
+            distance = np.abs(np.abs(q)[:, :, None] - numbers.astype(np.float64))
+            ties = distance == distance.min(axis=2, keepdims=True)
+            even = ties & (np.arange(127) % 2 == 0)
+            code = np.where(even.any(axis=2), even.argmax(axis=2), ties.argmax(axis=2))
+            values[part] = code | np.signbit(q) * np.uint8(128)
+    return values, scales
+
+
+NAIVE = {
+    "q8": naive_q8,
+    "q4": naive_q4,
+    "q4g64": naive_q4g64,
+    "mxfp4": naive_mxfp4,
+    "fp8": naive_fp8,
+}
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (3, 31), (5, 70), (40, 24), (2, 2100)])
-@pytest.mark.parametrize("name", ["q8", "q4"])
+@pytest.mark.parametrize("name", NAIVE)
 def test_quantised_bits_equal_the_numpy_twin(name: str, shape: tuple[int, int]) -> None:
     weights = draw(*shape) * np.float32(0.02)
     values, scales = quantise(weights, name)
-    expected_values, expected_scales = (naive_q8 if name == "q8" else naive_q4)(weights)
-    np.testing.assert_array_equal(scales.view(np.uint16), expected_scales.view(np.uint16))
+    expected_values, expected_scales = NAIVE[name](weights)
+    assert scales.tobytes() == expected_scales.tobytes()
     np.testing.assert_array_equal(values, expected_values)
 
 
-@pytest.mark.parametrize("name", ["q8", "q4"])
+@pytest.mark.parametrize("name", ["mxfp4", "fp8"])
+@pytest.mark.parametrize("magnitude", [1e-44, 1e-40, 1e-37, 1e-8, 1e30, 1e38])
+def test_small_floats_of_any_magnitude_equal_the_numpy_twin(name: str, magnitude: float) -> None:
+    weights = np.clip(draw(4, 64, seed=3), -3, 3) * np.float32(magnitude)
+    values, scales = quantise(weights, name)
+    expected_values, expected_scales = NAIVE[name](weights)
+    np.testing.assert_array_equal(scales, expected_scales)
+    np.testing.assert_array_equal(values, expected_values)
+
+
+def test_every_e2m1_tie_goes_to_the_even_code() -> None:
+    middles = (E2M1[:-1] + E2M1[1:]) / 2
+    weights = np.zeros((1, 32), np.float32)
+    weights[0, : len(middles)], weights[0, 8 : 8 + len(middles)], weights[0, 31] = (
+        middles,
+        -middles,
+        6.0,
+    )
+    values, scales = quantise(weights, "mxfp4")
+    assert scales[0, 0] == 127
+    assert values[0, :7].tolist() == [0, 2, 2, 4, 4, 6, 6]
+    assert values[0, 8:15].tolist() == [0, 10, 10, 12, 12, 14, 14]
+
+
+def test_every_e4m3_number_survives_and_ties_go_to_even() -> None:
+    codes = np.arange(0x7F, dtype=np.uint8)
+    numbers = dequantise(codes[None], np.ones((1, 1), np.float32))[0]
+    assert (numbers[1], numbers[8], numbers[0x38], numbers[0x7E]) == (2.0**-9, 2.0**-6, 1.0, 448.0)
+    for sign in (1, -1):
+        for code, number in zip(codes, numbers, strict=True):
+            assert quantise_kernels.e4m3_bits(number * sign) in (code | (sign < 0) * 128, 0)
+    for low in range(0x7E):
+        middle = (numbers[low] + numbers[low + 1]) / 2
+        assert quantise_kernels.e4m3_bits(np.float32(middle)) == low + low % 2
+    assert quantise_kernels.e4m3_bits(np.float32(1e9)) == 0x7E
+    assert np.isnan(
+        dequantise(np.array([[0x7F, 0xFF]], np.uint8), np.ones((1, 1), np.float32))
+    ).all()
+
+
+@pytest.mark.parametrize("name", ["q8", "q4", "q4g64"])
 @pytest.mark.parametrize("magnitude", [1e-8, 3e-7, 1e-5, 1e4, 1e5])
 def test_tiny_and_huge_weights_equal_the_numpy_twin(name: str, magnitude: float) -> None:
     weights = draw(4, 64, seed=3) * np.float32(magnitude)
     with np.errstate(over="ignore"):
-        expected_values, expected_scales = (naive_q8 if name == "q8" else naive_q4)(weights)
+        expected_values, expected_scales = NAIVE[name](weights)
     values, scales = quantise(weights, name)
     np.testing.assert_array_equal(scales, expected_scales)
     np.testing.assert_array_equal(values, expected_values)
 
 
 def test_weights_beyond_the_scale_range_saturate_and_stay_finite() -> None:
-    for name in ("q8", "q4"):
-        values, scales = quantise(np.full((1, 32), 1e9, np.float32), name)
+    for name in NAIVE:
+        values, scales = quantise(np.full((1, 64), 1e9, np.float32), name)
         assert np.isfinite(dequantise(values, scales)).all()
 
 
@@ -109,14 +202,14 @@ def test_searched_q4_has_the_error_the_reference_promises() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 10_000), name=st.sampled_from(["q8", "q4"]))
+@given(seed=st.integers(0, 10_000), name=st.sampled_from(["q8", "q4", "q4g64", "mxfp4"]))
 def test_quantising_dequantised_weights_changes_nothing(seed: int, name: str) -> None:
     once = dequantise(*quantise(draw(3, 64, seed), name))
     twice = dequantise(*quantise(once, name))
     np.testing.assert_array_equal(twice, once)
 
 
-@pytest.mark.parametrize("name", ["q8", "q4"])
+@pytest.mark.parametrize("name", ["q8", "q4", "mxfp4"])
 def test_a_group_of_zeros_has_scale_zero(name: str) -> None:
     weights = draw(2, 64)
     weights[1, 32:] = 0
@@ -126,7 +219,7 @@ def test_a_group_of_zeros_has_scale_zero(name: str) -> None:
     assert scales[1, 0] != 0
 
 
-@pytest.mark.parametrize("name", ["q8", "q4"])
+@pytest.mark.parametrize("name", NAIVE)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_weight_that_is_not_finite_is_refused_by_row(name: str, bad: float) -> None:
     weights = draw(9, 40)
@@ -142,9 +235,9 @@ def test_f16_conversion_in_kernels_equals_numpys() -> None:
     ties = halves[:-1] + np.diff(halves) / 2
     for x in np.concatenate([numbers, halves, -halves, ties]):
         if abs(x) < 65504:
-            bits = formats._f16_bits(x)
+            bits = quantise_kernels.f16_bits(x)
             assert bits == int(np.float16(x).view(np.uint16)), x
-            assert formats._f16_value(bits) == np.float32(np.float16(x))
+            assert quantise_kernels.f16_value(bits) == np.float32(np.float16(x))
 
 
 def test_every_bf16_number_survives_widening_and_rounding() -> None:
@@ -188,3 +281,28 @@ def test_bits_choose_a_format_and_wrong_bits_list_the_choices() -> None:
 def test_bits_per_weight_count_the_scales() -> None:
     assert FORMATS["q4"].bits_per_weight == 4 + 16 / 32
     assert FORMATS["q8"].bits_per_weight == 8 + 16 / 32
+    assert FORMATS["q4g64"].bits_per_weight == FORMATS["mxfp4"].bits_per_weight == 4.25
+    assert FORMATS["fp8"].bits_per_weight == 8 + 32 / (16 * 128)
+    assert FORMATS["bf16"].bits_per_weight == 16
+
+
+def test_the_mtp_layer_never_has_fewer_than_eight_bits() -> None:
+    assert {name: mtp_format(name) for name in FORMATS} == {
+        **{name: name for name in ("f32", "bf16", "q8", "fp8")},
+        **{name: "q8" for name in ("q4", "q4g64", "mxfp4")},
+    }
+
+
+def test_a_float_format_is_not_quantised() -> None:
+    with pytest.raises(ValueError, match="'bf16'.*there are q8, q4, q4g64, mxfp4, fp8"):
+        quantise(draw(2, 32), "bf16")
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("q4g64", 0.0075, 0.0085), ("mxfp4", 0.0115, 0.0145), ("fp8", 0.0006, 0.0008)],
+)
+def test_the_squared_error_of_normal_weights_is_known(name: str, low: float, high: float) -> None:
+    weights = draw(320, 256)
+    error = dequantise(*quantise(weights, name)) - weights
+    assert low < np.square(error).sum() / np.square(weights).sum() < high

@@ -221,6 +221,26 @@ def test_a_fetch_that_was_overtaken_says_so(make: Callable) -> None:
     assert claims_are_true(store)
 
 
+def test_a_quick_look_overtakes_a_fetch_and_never_one_that_reads(
+    make: Callable, source: FakeSource
+) -> None:
+    store = make(4)
+    consume(store, 3, ids(0, 1))
+    consume(store, 5, ids(0, 1))
+    gate = threading.Event()
+    source.before = lambda layer, expert: gate.wait(10)
+    reading = store.fetch(3, ids(0, 1, 2))
+    next(reading)
+    assert store.resident_slots(5, ids(0, 1)) is None
+    gate.set()
+    assert len(list(reading)) == 1
+    hits = store.fetch(3, ids(0, 1, 2))
+    next(hits)
+    assert store.resident_slots(5, ids(0, 1)) is not None
+    with pytest.raises(RuntimeError, match="overtaken"):
+        next(hits)
+
+
 @pytest.mark.parametrize("wrong", [(1, 1), (2, 1), (-1, 2), (0, EXPERTS)])
 def test_ids_that_are_not_ascending_experts_are_refused(
     make: Callable, wrong: tuple[int, ...]
@@ -238,7 +258,9 @@ def test_slots_may_differ_by_layer_and_never_exceed_the_experts(source: FakeSour
 
 
 _UNIONS = st.lists(
-    st.tuples(st.sampled_from(LAYERS), st.sets(st.integers(0, EXPERTS - 1), max_size=9)),
+    st.tuples(
+        st.sampled_from(LAYERS), st.sets(st.integers(0, EXPERTS - 1), max_size=9), st.booleans()
+    ),
     max_size=12,
 )
 
@@ -246,18 +268,24 @@ _UNIONS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(unions=_UNIONS, slots=st.integers(1, 10), threads=st.integers(1, 4))
 def test_any_unions_behave_like_a_simple_lru(
-    unions: list[tuple[int, set[int]]], slots: int, threads: int
+    unions: list[tuple[int, set[int], bool]], slots: int, threads: int
 ) -> None:
     source = FakeSource()
     store = ExpertStore(source, slots, LAYERS, EXPERTS, threads)
     model: dict[int, OrderedDict[int, None]] = {layer: OrderedDict() for layer in LAYERS}
     hits = misses = 0
     try:
-        for layer, union in unions:
+        for layer, union, quick in unions:
             experts = ids(*sorted(union))
             before = set(store.resident(layer).tolist())
             reads = len(source.loads)
-            consume(store, layer, experts)
+            found = store.resident_slots(layer, experts) if quick else None
+            if found is None:
+                assert not quick or union - before  # it knows all that is there
+                consume(store, layer, experts)
+            else:
+                for expert, slot in zip(experts, found, strict=True):
+                    assert (store.arena.slot(slot) == layer * 16 + expert).all()
             after = set(store.resident(layer).tolist())
             assert claims_are_true(store)
             assert len(after) <= slots
@@ -292,7 +320,7 @@ def _by_recency(store: ExpertStore, layer: int) -> list[int | None]:
 @settings(max_examples=30, deadline=None)
 @given(unions=_UNIONS, slots=st.integers(1, 6), data=st.data())
 def test_failures_and_desertions_never_leave_a_false_claim(
-    unions: list[tuple[int, set[int]]], slots: int, data: st.DataObject
+    unions: list[tuple[int, set[int], bool]], slots: int, data: st.DataObject
 ) -> None:
     source = FakeSource()
     store = ExpertStore(source, slots, LAYERS, EXPERTS, 2)
@@ -304,7 +332,7 @@ def test_failures_and_desertions_never_leave_a_false_claim(
 
     source.before = fail
     try:
-        for layer, union in unions:
+        for layer, union, _ in unions:
             steps = data.draw(st.integers(0, 4))
             fetch = store.fetch(layer, ids(*sorted(union)))
             try:

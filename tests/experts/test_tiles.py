@@ -12,14 +12,89 @@ from diskmoe.experts.tiles import (
     pack_bf16,
     pack_record,
     pack_rows,
+    pack_values,
     record_layout,
     unpack,
     unpack_record,
+    unpack_values,
 )
 
 
 def draw(rows: int, cols: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
+
+
+def test_q4g64_bytes_follow_the_formula_of_q4_with_wider_groups() -> None:
+    weights = draw(19, 70)
+    layout = matrix_layout("q4g64", 19, 70)
+    data = pack(weights, layout)[: layout.scales_offset].reshape(2, 2, 8, 64)
+    q, _ = padded_q(weights, "q4g64")
+    for tile, group, block, byte in np.ndindex(data.shape):
+        r, i = divmod(byte, 4)
+        row, k = tile * 16 + r, group * 64 + 8 * block + i
+        assert data[tile, group, block, byte] == (q[row, k] + 8) | (q[row, k + 4] + 8) << 4
+
+
+def test_mxfp4_codes_and_block_scales_follow_the_formula() -> None:
+    weights = draw(19, 70)
+    layout = matrix_layout("mxfp4", 19, 70)
+    packed = pack(weights, layout)
+    data = packed[: layout.scales_offset].reshape(2, 3, 4, 64)
+    values, scales = quantise(weights, "mxfp4")
+    codes, codes_scales = np.zeros((32, 96), int), np.zeros((32, 3), int)
+    codes[:19], codes_scales[:19] = values, scales
+    for tile, group, block, byte in np.ndindex(data.shape):
+        r, i = divmod(byte, 4)
+        row, k = tile * 16 + r, group * 32 + 8 * block + i
+        assert data[tile, group, block, byte] == codes[row, k] | codes[row, k + 4] << 4
+    section = packed[layout.scales_offset : layout.used_nbytes].reshape(2, 3, 16)
+    np.testing.assert_array_equal(section, codes_scales.reshape(2, 16, 3).transpose(0, 2, 1))
+
+
+def test_fp8_lies_by_tile_column_and_row_with_a_scale_for_each_tile_and_block() -> None:
+    weights = draw(19, 150)
+    layout = matrix_layout("fp8", 19, 150)
+    packed = pack(weights, layout)
+    values, scales = quantise(weights, "fp8")
+    data, section = layout.sections(packed)
+    expected = np.zeros((32, 150), np.uint8)
+    expected[:19] = values
+    np.testing.assert_array_equal(
+        data.reshape(2, 150, 16), expected.reshape(2, 16, 150).transpose(0, 2, 1)
+    )
+    np.testing.assert_array_equal(section.view(np.float32).reshape(2, 2), scales)
+
+
+@pytest.mark.parametrize("name", [name for name, fmt in FORMATS.items() if fmt.quantised])
+def test_values_and_scales_come_back_as_they_were_packed(name: str) -> None:
+    layout = matrix_layout(name, 37, 150)
+    weights = draw(37, 150)
+    values, scales = quantise(weights, name)
+    packed = pack_values(values, scales, layout)
+    np.testing.assert_array_equal(packed, pack(weights, layout))
+    found_values, found_scales = unpack_values(packed, layout)
+    np.testing.assert_array_equal(found_values, values)
+    np.testing.assert_array_equal(found_scales, scales)
+    assert (found_values.dtype, found_scales.dtype) == (values.dtype, scales.dtype)
+
+
+def test_values_of_a_wrong_type_or_shape_are_refused() -> None:
+    layout = matrix_layout("q4g64", 16, 70)
+    values, scales = quantise(draw(16, 70), "q4g64")
+    for wrong in ((values[:, :70], scales), (values.view(np.uint8), scales), (values, scales[:8])):
+        with pytest.raises(ValueError, match="q4g64 matrix of 16 x 70"):
+            pack_values(*wrong, layout)
+    with pytest.raises(ValueError, match="not a quantised format"):
+        pack_values(values, scales, matrix_layout("f32", 16, 70))
+
+
+@pytest.mark.parametrize(("name", "in_values"), [("fp8", True), ("mxfp4", False)])
+def test_codes_that_are_no_number_are_refused(name: str, in_values: bool) -> None:
+    layout = matrix_layout(name, 16, 32)
+    values, scales = quantise(draw(16, 32), name)
+    (values if in_values else scales)[0, 0] = 0xFF
+    with pytest.raises(ValueError, match="not a number"):
+        pack_values(values, scales, layout)
 
 
 def padded_q(weights: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:

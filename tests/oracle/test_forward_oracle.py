@@ -1,7 +1,5 @@
 """Logits and greedy tokens equal those of transformers, for every family and its switches."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +7,8 @@ import numpy as np
 import pytest
 from tiny_model import random_tensors, running, tiny_config, write_checkpoint
 
-from diskmoe.engine.model import moe, router
 from diskmoe.engine.model.config import read_config
+from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container
@@ -138,7 +136,7 @@ def test_dequantised_weights_say_the_same_to_both(
 @pytest.mark.parametrize("top_k", [3, 8])
 @pytest.mark.parametrize(("experts", "dense"), QUANTISED)
 def test_a_quantised_model_is_near_transformers_given_the_dequantised_weights(
-    random_model, oracle_of, tmp_path, monkeypatch, family, top_k, experts, dense
+    random_model, oracle_of, tmp_path, family, top_k, experts, dense
 ):
     """What is left is the int8 rounding of activations, about 0.5 % per product.
 
@@ -153,9 +151,11 @@ def test_a_quantised_model_is_near_transformers_given_the_dequantised_weights(
     folder = converted(made.folder, experts, dense)
     exact = dequantised(folder, tmp_path / "dequantised")
     expected = oracle_of(exact).logits(PROMPT)
-    with running(exact) as model, recorded_routing(monkeypatch) as wanted:
+    with running(exact) as model:
+        wanted = recorded_routing(model)
         assert np.abs(model.forward(PROMPT, "all") - expected).max() < TOLERANCE
-    with running(folder, slots=3) as model, recorded_routing(monkeypatch) as taken:
+    with running(folder, slots=3) as model:
+        taken = recorded_routing(model)
         found = model.forward(PROMPT, "all")
     same = (np.sort(wanted, axis=2) == np.sort(taken, axis=2)).all(axis=(0, 2))  # (rows,)
     alike = len(PROMPT) if same.all() else int(same.argmin())
@@ -168,19 +168,11 @@ def test_a_quantised_model_is_near_transformers_given_the_dequantised_weights(
     assert alike == len(PROMPT) if top_k == 8 else alike >= 1
 
 
-@contextmanager
-def recorded_routing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[np.ndarray]]:
-    """The experts (rows, top_k) that each layer with experts chose, in turn."""
+def recorded_routing(model: Transformer) -> list[np.ndarray]:
+    """The experts (rows, top_k) that each layer with experts chooses from now on, in turn."""
     chosen: list[np.ndarray] = []
-
-    def recording(*arguments):
-        ids, weights = router.choose_experts(*arguments)
-        chosen.append(ids.copy())
-        return ids, weights
-
-    with monkeypatch.context() as patch:
-        patch.setattr(moe, "choose_experts", recording)
-        yield chosen
+    model.choose_with(lambda layer, ids, shares: chosen.append(ids.copy()))
+    return chosen
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe"])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from diskmoe.engine.kernels import matmul
+from diskmoe.engine.kernels import program
 from diskmoe.engine.kernels.workers import Workers
 
 
@@ -22,5 +22,6 @@ def pair() -> Iterator[Workers]:
 
 @pytest.fixture
 def split_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kernel call of the test is split among the threads, however small it is."""
-    monkeypatch.setattr(matmul, "_MACS_PER_PART", 1)
+    """Every program of the test is split among the threads, however small it is."""
+    monkeypatch.setattr(program, "MACS_PER_CLAIM", 1)
+    monkeypatch.setattr(program, "MACS_WORTH_WAKING", 0)

@@ -4,9 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diskmoe.engine.kernels.matmul import Matrix, matmul, matmul_scratch_bytes, prepare, take_rows
-from diskmoe.engine.kernels.products import Q8
-from diskmoe.engine.kernels.simd import HOST, PORTABLE
+from diskmoe.engine.kernels.matmul import (
+    Matrix,
+    matmul,
+    matmul_scratch_bytes,
+    prepared_room,
+    take_rows,
+)
+from diskmoe.engine.kernels.paths import HOST, PORTABLE, Path
+from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.experts.formats import quantise
 from diskmoe.experts.tiles import matrix_layout, pack, unpack
@@ -25,7 +31,7 @@ def packed(weights: np.ndarray, fmt: str) -> Matrix:
     return Matrix(layout, pack(weights, layout))
 
 
-def product(x: np.ndarray, matrix: Matrix, workers: Workers, path: bool | None = HOST):
+def product(x: np.ndarray, matrix: Matrix, workers: Workers, path: Path | None = HOST):
     return matmul(x, matrix, np.full((len(x), matrix.rows), np.nan, np.float32), workers, path)
 
 
@@ -70,7 +76,7 @@ def test_portable_code_gives_the_bits_of_the_host_code(
 
 
 @pytest.mark.parametrize("path", [HOST, PORTABLE])
-def test_the_largest_bytes_do_not_saturate(path: bool | None, alone: Workers):
+def test_the_largest_bytes_do_not_saturate(path: Path | None, alone: Workers):
     for fmt, extreme in (("q8", 127.0), ("q4", -8.0)):
         weights = np.full((16, 64), extreme, np.float32)
         for sign in (1, -1):
@@ -80,7 +86,7 @@ def test_the_largest_bytes_do_not_saturate(path: bool | None, alone: Workers):
 
 
 @pytest.mark.parametrize("path", [HOST, PORTABLE])
-def test_any_packed_bytes_are_multiplied_exactly(path: bool | None, alone: Workers):
+def test_any_packed_bytes_are_multiplied_exactly(path: Path | None, alone: Workers):
     """A hostile q8 file may hold -128, which our packer never writes."""
     layout = matrix_layout("q8", 16, 32)
     data = np.full(layout.nbytes, 0x80, np.uint8)
@@ -127,20 +133,6 @@ def test_a_number_that_is_not_finite_is_not_lost(fmt: str, bad: float, alone: Wo
     assert np.isfinite(np.delete(got, 2, axis=0)).all()
 
 
-@settings(deadline=None)
-@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=70))
-def test_prepared_activations_equal_their_twin(numbers: list[float]):
-    x = np.array([numbers + [0.5]], np.float32)
-    with Workers(1) as workers:
-        prepared = prepare(x, Q8, workers)[0]
-    with np.errstate(all="ignore"):
-        values, scales = naive.quantise_activations(x)
-    groups = scales.shape[1]
-    assert (prepared[: groups * 32].view(np.int8) == values.reshape(-1)).all()
-    assert prepared[groups * 32 : groups * 36].tobytes() == scales.tobytes()
-    assert (prepared[groups * 36 :].view(np.int32) == values.sum(axis=2)).all()
-
-
 @settings(max_examples=25, deadline=None)
 @given(rows=st.integers(1, 40), cols=st.integers(1, 70), fmt=st.sampled_from(FORMATS))
 def test_taken_rows_are_the_unpacked_rows(rows: int, cols: int, fmt: str):
@@ -170,5 +162,7 @@ def test_wrong_shapes_and_orders_are_refused(alone: Workers):
         Matrix(matrix.layout, matrix.packed[:-1])
 
 
-def test_scratch_is_what_the_plan_is_told(alone: Workers):
-    assert prepare(normal(3, 50), Q8, alone).nbytes == matmul_scratch_bytes(3, 50)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_scratch_is_what_the_plan_is_told(fmt: str):
+    kind = KIND[fmt]
+    assert prepared_room(3, 50, kind).nbytes + 64 == matmul_scratch_bytes(3, 50, kind)

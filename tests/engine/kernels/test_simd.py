@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
+from diskmoe.engine.kernels.paths import HOST, PORTABLE, Path
 from diskmoe.engine.kernels.simd import (
-    HOST,
-    PORTABLE,
     address,
     exp,
     lane_sum,
@@ -99,7 +98,7 @@ def test_lanes_are_added_as_a_tree_of_halves():
 
 
 @pytest.mark.parametrize("path", [HOST, PORTABLE])
-def test_every_f16_is_widened_exactly(path: bool | None):
+def test_every_f16_is_widened_exactly(path: Path | None):
     halves = np.arange(65536, dtype=np.uint16)
     out = np.empty(65536, np.float32)
     widen_f16(path, halves, out)

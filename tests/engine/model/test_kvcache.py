@@ -12,14 +12,14 @@ CONFIG = read_config(tiny_config("qwen3_moe"), "tiny")
 
 def test_bytes_are_known_before_the_cache_is_made():
     assert KvCache(CONFIG, 10).nbytes == kv_cache_bytes(CONFIG, 10) == 3 * 10 * 2 * 2 * 32 * 4
+    for kv_format, head in (("f32", 128), ("f16", 64), ("q8", 32 + 4)):
+        cache = KvCache(CONFIG, 10, kv_format=kv_format)
+        assert cache.nbytes == kv_cache_bytes(CONFIG, 10, kv_format=kv_format) == 120 * head
     assert KvCache(CONFIG, 10, layers=1).nbytes == kv_cache_bytes(CONFIG, 10, layers=1)
 
 
 def test_rows_count_only_once_they_are_advanced_over():
     cache = KvCache(CONFIG, 10)
-    keys, values = cache.layer(2)
-    assert keys.shape == values.shape == (10, 2, 32)
-    keys[:4] = 1
     assert (cache.length, cache.room) == (0, 10)
     cache.advance(4)
     assert (cache.length, cache.room) == (4, 6)
@@ -42,3 +42,5 @@ def test_too_many_rows_and_an_empty_context_are_refused():
         cache.advance(11)
     with pytest.raises(BadRequest, match="0 positions"):
         KvCache(CONFIG, 0)
+    with pytest.raises(BadRequest, match="KV is 'q4'; it must be one of f32, f16, q8"):
+        KvCache(CONFIG, 10, kv_format="q4")

@@ -35,7 +35,7 @@ def ids() -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def _threads_share_even_tiny_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diskmoe.engine.kernels.matmul._MACS_PER_PART", 1)
+    monkeypatch.setattr("diskmoe.engine.kernels.program.MACS_PER_CLAIM", 1)
 
 
 def logits_in_parts(folder: Path, ids: np.ndarray, split: int, **options) -> list[bytes]:
@@ -61,3 +61,19 @@ def test_logits_do_not_depend_on_the_resident_set(folder, ids, reference, slots)
     for split in (1, 17):
         found = logits_in_parts(folder, ids[:20], split, slots=slots, threads=2)
         assert found == reference[:20]
+
+
+@pytest.mark.parametrize("kv_format", ["f16", "q8"])
+def test_logits_of_a_smaller_cache_do_not_depend_on_the_rows_beside_them(folder, ids, kv_format):
+    options = {"slots": 3, "kv_format": kv_format}
+    alone = logits_in_parts(folder, ids, 1, threads=1, **options)
+    for split in SPLITS[1:]:
+        assert logits_in_parts(folder, ids, split, threads=2, **options) == alone
+
+
+def test_a_smaller_cache_says_nearly_the_same(folder, ids, reference):
+    exact = np.frombuffer(b"".join(reference), np.float32)
+    for kv_format in ("f16", "q8"):
+        rows = logits_in_parts(folder, ids, 17, slots=8, threads=1, kv_format=kv_format)
+        found = np.frombuffer(b"".join(rows), np.float32)
+        assert 0 < np.abs(found - exact).mean() < 0.02 * np.abs(exact).max()

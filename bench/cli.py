@@ -1,0 +1,51 @@
+"""``diskmoe bench kernels|synth|decode``: the words, and which file does the work.
+
+Results go to stdout, everything said beside them to stderr. Errors are raised, and made one line by
+the command line of the engine, which found this file through the entry point ``bench``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.settings import did_you_mean
+
+Say = Callable[[str], None]
+
+INTRO = """\
+usage: diskmoe bench kernels [--json]            speed of each weight format against memory's
+       diskmoe bench synth --like SHAPE --out DIR  a model of random weights and true shape
+       diskmoe bench decode MODEL --tokens N     decode and prompt speed with fixed token ids
+
+'diskmoe bench COMMAND --help' lists the options of a command.
+"""
+COMMANDS = ("kernels", "synth", "decode")
+
+
+def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
+    """Benchmarks: kernels, synthetic models, decoding with fixed tokens."""
+    ours = words[: words.index("--")] if "--" in words else words
+    wants_help = any(word in ("--help", "-h") for word in ours) or words[:1] == ["help"]
+    command = words[0] if words else ""
+    if command not in COMMANDS:
+        if wants_help:
+            print(INTRO, end="")
+            return 0
+        if not command:
+            raise BadRequest(f"bench needs a command: {', '.join(COMMANDS)}; see diskmoe bench -h")
+        raise BadRequest(
+            f"unknown command bench {command}{did_you_mean(command, COMMANDS)}; "
+            f"there are {', '.join(COMMANDS)}"
+        )
+    rest = list(words[1:])
+    if command == "kernels":
+        from diskmoe.bench import kernels as chosen
+    elif command == "synth":
+        from diskmoe.bench import synth as chosen
+    else:
+        from diskmoe.bench import decode as chosen
+    if wants_help:
+        print(chosen.USAGE, end="")
+        return 0
+    return chosen.command(rest, env, say)

@@ -1,0 +1,154 @@
+"""The shapes that ``bench synth`` can write: the public configs of real models, restated.
+
+Each is the model's own ``config.json`` as far as it says anything about shapes and arithmetic, so
+that a synthetic model goes through the same code as the real one. Sources: the configs published
+with the models (Qwen/Qwen3-30B-A3B, allenai/OLMoE-1B-7B-0924, zai-org/GLM-4.5-Air).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.model.families import FAMILIES
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's config, and what GGUF calls its architecture."""
+
+    name: str
+    config: Mapping[str, Any]
+    gguf_arch: str
+
+    def with_layers(self, layers: int | None) -> dict[str, Any]:
+        """A config.json of this shape with so many layers; None: as many as the model has.
+
+        Raises BadRequest when no layer with experts would be left.
+        """
+        config = dict(self.config)
+        first = int(config.get("first_k_dense_replace", 0))
+        if layers is not None:
+            if layers <= first:
+                raise BadRequest(
+                    f"--layers is {layers}; {self.name} begins with {first} layer(s) without "
+                    f"experts, so it must be at least {first + 1}"
+                )
+            config["num_hidden_layers"] = layers
+        return config
+
+
+_COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "tie_word_embeddings": False}
+
+SHAPES: Mapping[str, Shape] = MappingProxyType(
+    {
+        "qwen3-30b-a3b": Shape(
+            "qwen3-30b-a3b",
+            {
+                **_COMMON,
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "model_type": "qwen3_moe",
+                "vocab_size": 151936,
+                "hidden_size": 2048,
+                "num_hidden_layers": 48,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 4,
+                "head_dim": 128,
+                "intermediate_size": 6144,
+                "moe_intermediate_size": 768,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "norm_topk_prob": True,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+                "attention_bias": False,
+                "use_sliding_window": False,
+                "max_position_embeddings": 40960,
+                "rope_theta": 1000000.0,
+                "rms_norm_eps": 1e-6,
+            },
+            "qwen3moe",
+        ),
+        "olmoe": Shape(
+            "olmoe",
+            {
+                **_COMMON,
+                "architectures": ["OlmoeForCausalLM"],
+                "model_type": "olmoe",
+                "vocab_size": 50304,
+                "hidden_size": 2048,
+                "num_hidden_layers": 16,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 16,
+                "intermediate_size": 1024,
+                "num_experts": 64,
+                "num_experts_per_tok": 8,
+                "norm_topk_prob": False,
+                "clip_qkv": None,
+                "attention_bias": False,
+                "max_position_embeddings": 4096,
+                "rope_theta": 10000.0,
+                "rms_norm_eps": 1e-5,
+            },
+            "olmoe",
+        ),
+        "glm-4.5-air": Shape(
+            "glm-4.5-air",
+            {
+                **_COMMON,
+                "architectures": ["Glm4MoeForCausalLM"],
+                "model_type": "glm4_moe",
+                "vocab_size": 151552,
+                "hidden_size": 4096,
+                "num_hidden_layers": 46,
+                "num_attention_heads": 96,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "partial_rotary_factor": 0.5,
+                "intermediate_size": 10944,
+                "moe_intermediate_size": 1408,
+                "n_routed_experts": 128,
+                "n_shared_experts": 1,
+                "num_experts_per_tok": 8,
+                "n_group": 1,
+                "topk_group": 1,
+                "norm_topk_prob": True,
+                "routed_scaling_factor": 1.0,
+                "first_k_dense_replace": 1,
+                "use_qk_norm": False,
+                "attention_bias": True,
+                "max_position_embeddings": 131072,
+                "rope_theta": 1000000.0,
+                "rms_norm_eps": 1e-5,
+                "num_nextn_predict_layers": 0,
+            },
+            "glm4moe",
+        ),
+    }
+)
+
+# known, but of a family whose blocks the engine does not have yet: {name: (family, what is missing)}
+NOT_YET: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "gpt-oss-20b": (
+            "gpt_oss",
+            "attention sinks, sliding windows, biases of experts and its clamped activation",
+        )
+    }
+)
+
+
+def shape_named(name: str) -> Shape:
+    """The shape `name`. BadRequest for a family that this version cannot run."""
+    if name in NOT_YET:
+        family, missing = NOT_YET[name]
+        raise BadRequest(
+            f"--like {name}: family {family} cannot be run by this version ({missing}), so no "
+            f"model of it is written; there are {', '.join(SHAPES)}"
+        )
+    shape = SHAPES[name]
+    assert shape.config["model_type"] in FAMILIES
+    return shape

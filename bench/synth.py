@@ -1,0 +1,101 @@
+"""``diskmoe bench synth``: a model of true shape, random weights and known routing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from diskmoe.bench.words import understood
+from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.places import as_path
+
+Say = Callable[[str], None]
+
+USAGE = """\
+usage: diskmoe bench synth --like SHAPE --out DIR [options]
+
+Writes a model of random weights that has the true shape of SHAPE, for measuring speed: its text is
+noise. With --gguf the same weights, equal to the bit, go into a file for other programs too.
+Prints a card: how many experts a layer uses over 128 tokens, and how often a least recently used
+store of 8, 16, 32 or 64 slots would have had them.
+
+  --like SHAPE       qwen3-30b-a3b, olmoe or glm-4.5-air (gpt-oss-20b: not yet)
+  --out DIR          a new directory, a diskmoe model
+  --gguf FILE        also as GGUF: q4 becomes Q4_0, q8 Q8_0, bit for bit
+  --layers N         default: as many as the model has
+  --routing R        how experts are chosen (default uniform):
+                     uniform    all alike; a store hits as often as slots / experts
+                     zipf:S     the expert of rank r is drawn with weight r**-S
+                     sticky     like Qwen3-30B-A3B: hits .38 .53 .65 .73 .85 at 1 2 3 4 6 x top-k
+                     sticky:P   a token shares P of its experts with the one before
+  --experts FORMAT   q4 (default), q8, bf16, f32, and q4g64 where the engine has it
+  --dense FORMAT     q8 (default), q4, bf16, f32
+  --seed N           other weights, other routing (default 0)
+  --threads N        threads that make weights (default: usable cores)
+  --json             the card as one JSON object
+"""
+FLAGS = {
+    "--like": True,
+    "--layers": True,
+    "--out": True,
+    "--gguf": True,
+    "--routing": True,
+    "--experts": True,
+    "--dense": True,
+    "--seed": True,
+    "--json": False,
+}
+SETTINGS = ("THREADS", "DEBUG", "VERBOSE")
+
+
+def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
+    """Runs ``bench synth``; returns the exit code."""
+    line = understood("synth", words, env, FLAGS, SETTINGS)
+    if line.places:
+        raise BadRequest(
+            f"bench synth takes no argument, and got {line.places[0]!r}; see diskmoe bench synth -h"
+        )
+    for flag in ("--like", "--out"):
+        if not line.flags.get(flag):
+            raise BadRequest(f"bench synth needs {flag}; see diskmoe bench synth --help")
+    from diskmoe.bench.shapes import NOT_YET, SHAPES, shape_named
+
+    name = line.one_of("--like", [*SHAPES, *NOT_YET], "")
+    shape = shape_named(name)
+    layers = line.whole("--layers", 1, 1024, 0) or None
+    seed = line.whole("--seed", 0, 2**31 - 1, 0)
+    out = _place("--out", line.flags["--out"])
+    gguf = _place("--gguf", line.flags["--gguf"]) if "--gguf" in line.flags else None
+
+    from diskmoe.bench.model import Synthetic  # these import Numba
+    from diskmoe.bench.weights import writable_formats
+    from diskmoe.bench.writing import write_model
+    from diskmoe.engine.cores import usable_cores
+
+    formats = writable_formats()
+    experts = line.one_of("--experts", formats, "q4")
+    dense = line.one_of("--dense", [fmt for fmt in formats if fmt != "q4g64"], "q8")
+    routing = line.flags.get("--routing", "uniform")
+    model = Synthetic.make(shape, layers, routing, experts, dense, seed)
+    config = model.config
+    say(
+        f"synth     {shape.name}: {config.family}, {config.layers} layers, {config.experts} experts "
+        f"of {config.expert_width} x {config.hidden}, top-{config.top_k}; experts {experts}, "
+        f"dense {dense}, routing {routing}"
+    )
+    threads = line.values["THREADS"].value or usable_cores()[0]
+    total = write_model(model, out, gguf, shape.gguf_arch, say, threads)
+    card = model.card(total)
+    if "--json" in line.flags:
+        print(json.dumps({"path": str(out), "gguf": str(gguf) if gguf else None, **card.as_json()}))
+    else:
+        print("\n".join(card.lines()))
+    return 0
+
+
+def _place(flag: str, text: str) -> Path:
+    path = as_path(text)
+    if not text or not path.name:
+        raise BadRequest(f"{flag} is {text!r}; it must name something new")
+    return path

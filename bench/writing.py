@@ -1,0 +1,254 @@
+"""A synthetic model's files: a diskmoe model directory and, if asked for, a GGUF.
+
+The rule of this file: work goes to ``OUT.partial`` and ``FILE.tmp``, layer by layer, with a few
+experts in memory; both get their names at the end, and whatever stops the work removes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from diskmoe.bench.gguf_out import GgufFile, ggml_bytes
+from diskmoe.bench.model import Synthetic
+from diskmoe.bench.weights import Block, packed_parts
+from diskmoe.engine.errors import BadOutput, DiskFull, WriteFailed
+from diskmoe.engine.model.families import FAMILIES
+from diskmoe.experts.budget import shown_bytes
+from diskmoe.experts.checkpoint import Checkpoint, DenseTensor
+from diskmoe.experts.container import DENSE_NAME, checksum, experts_name, record_name
+from diskmoe.experts.manifest import Manifest
+from diskmoe.experts.safetensors_io import SafetensorsWriter
+from diskmoe.experts.tiles import Bytes, RecordLayout, aligned_zeros
+
+Say = Callable[[str], None]
+LINES_EVERY_SECONDS = 2.0
+Expert = tuple[Block, Block, Block]
+
+
+class _Source:
+    """What a manifest asks of a checkpoint, for weights that come from no file."""
+
+    def __init__(self, config: dict[str, object]) -> None:
+        self.config = config
+        self.files: tuple[()] = ()
+
+
+def write_model(
+    model: Synthetic,
+    out: Path,
+    gguf: Path | None,
+    gguf_arch: str,
+    say: Say,
+    threads: int = 2,
+) -> int:
+    """Write the model; returns the bytes of its tensor files.
+
+    Raises:
+        BadOutput: a place that is taken or cannot be written to.
+        DiskFull: not enough room, found before anything is written.
+    """
+    job = _Job(model, out, gguf, gguf_arch, say)
+    with job.tidy():
+        job.begin()
+        for layer in model.config.moe_layers:
+            job.write_layer(layer, threads)
+        job.write_dense()
+        job.finish()
+    return job.total_nbytes
+
+
+class _Job:
+    """One model under way."""
+
+    def __init__(
+        self, model: Synthetic, out: Path, gguf: Path | None, gguf_arch: str, say: Say
+    ) -> None:
+        self.model, self.out = model, out
+        self.partial = out.with_name(out.name + ".partial")
+        source = cast(Checkpoint, _Source(model.raw))
+        self.manifest = Manifest(source, model.plan, model.expert_format, model.dense_format)
+        self.total_nbytes = sum(self.manifest.sizes().values())
+        self._gguf = GgufFile(gguf, gguf_arch, model.config, model.raw) if gguf else None
+        self._say = say
+        self._done = 0
+        self._started = self._told = time.perf_counter()
+        self._ours = False  # there is something of this job to tidy up
+
+    def begin(self) -> None:
+        """Refuse what is in the way, look at the room, declare what will be written."""
+        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            raise BadOutput(f"{self.out}: is there already; name another directory or remove it")
+        if self.partial.exists():
+            raise BadOutput(f"{self.partial}: is in the way, left by an earlier run; remove it")
+        if self._gguf is not None and self._gguf.path.exists():
+            raise BadOutput(f"{self._gguf.path}: is there already; name another file or remove it")
+        self.partial.mkdir(parents=True)
+        self._ours = True
+        needed = self.total_nbytes
+        if self._gguf is not None:
+            self._declare(self._gguf)
+            needed += self._gguf.nbytes
+        free = shutil.disk_usage(self.partial).free
+        if needed > free:
+            raise DiskFull(
+                f"{self.out}: {needed} bytes are to be written, {free} are free: free "
+                f"{needed - free} more, or ask for fewer --layers"
+            )
+        if self._gguf is not None:
+            self._gguf.begin()
+        both = " in each of the two files" if self._gguf else ""
+        self._say(f"synth     {shown_bytes(self.total_nbytes)} to write{both}")
+
+    def _declare(self, gguf: GgufFile) -> None:
+        model, plan = self.model, self.model.plan
+        for tensor in plan.dense:
+            gguf.declare(
+                tensor.name, model.dense_format if tensor.kind == "matrix" else None, tensor.shape
+            )
+        inner = (plan.n_experts, plan.ffn, plan.hidden)
+        outer = (plan.n_experts, plan.hidden, plan.ffn)
+        for layer in model.config.moe_layers:
+            for name, shape in zip(_stacked(model, layer), (inner, inner, outer), strict=True):
+                gguf.declare(name, model.expert_format, shape)
+
+    def write_layer(self, layer: int, threads: int) -> None:
+        """The records of a layer, and the same experts into the GGUF."""
+        path = self.partial / experts_name(layer)
+        layout = self.manifest.facts.record_layout_of(layer)
+        sums: dict[str, str] = {}
+        writer = SafetensorsWriter(
+            path, self.manifest.record_specs(layer), self.manifest.metadata(layer)
+        )
+        names = _stacked(self.model, layer)
+        with closing(writer), closing(self._experts(layer, layout, threads)) as made:
+            for number, (record, stored) in enumerate(made):
+                sums[record_name(layer, number)] = checksum(record)
+                writer.write(record)
+                if self._gguf is not None:
+                    for name, part in zip(names, stored, strict=True):
+                        self._gguf.put(name, number * part.nbytes, part)
+                self._advance(record.nbytes, f"layer {layer}")
+            writer.finish(self.manifest.metadata(layer, sums))
+
+    def _experts(
+        self, layer: int, layout: RecordLayout, threads: int
+    ) -> Generator[tuple[Bytes, list[Bytes]], None, None]:
+        """(record, its parts as GGUF has them) in order; as many as threads are made ahead."""
+
+        def make(expert: int) -> tuple[Bytes, list[Bytes]]:
+            blocks = self.model.expert(layer, expert)
+            stored = [ggml_bytes(block) for block in blocks] if self._gguf is not None else []
+            return _record(blocks, layout), stored
+
+        ahead: deque[Future[tuple[Bytes, list[Bytes]]]] = deque()
+        with ThreadPoolExecutor(threads, thread_name_prefix="diskmoe-synth") as pool:
+            try:
+                for expert in range(self.model.config.experts):
+                    ahead.append(pool.submit(make, expert))
+                    if len(ahead) > threads:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def write_dense(self) -> None:
+        """dense.safetensors, and the same tensors into the GGUF."""
+        metadata = self.manifest.dense_metadata()
+        writer = SafetensorsWriter(self.partial / DENSE_NAME, self.manifest.dense_specs(), metadata)
+        by_name = {tensor.name: tensor for tensor in self.model.plan.dense}
+        with closing(writer):
+            for name, layout in self.manifest.layouts.items():
+                for part in packed_parts(self._shared(by_name[name]), layout):
+                    writer.write(part)
+                    self._advance(part.nbytes, name)
+            for tensor in self.manifest.vectors:
+                vector = self.model.vector(tensor)
+                writer.write(vector)
+                if self._gguf is not None:
+                    self._gguf.put(tensor.name, 0, vector.reshape(-1).view(np.uint8))
+                self._advance(vector.nbytes, tensor.name)
+            writer.finish(metadata)
+
+    def _shared(self, tensor: DenseTensor) -> Iterator[Block]:
+        """The blocks of a matrix; each goes into the GGUF as it passes."""
+        at = 0
+        for block in self.model.matrix(tensor):
+            if self._gguf is not None:
+                data = ggml_bytes(block)
+                self._gguf.put(tensor.name, at, data)
+                at += data.nbytes
+            yield block
+
+    def finish(self) -> None:
+        """Give both their names."""
+        text = json.dumps(self.model.raw, indent=2) + "\n"
+        (self.partial / "config.json").write_text(text, encoding="utf-8")
+        if self._gguf is not None:
+            self._gguf.finish()
+        if self.out.exists():
+            self.out.rmdir()  # it was empty
+        self.partial.rename(self.out)
+        self._ours = False
+        seconds = time.perf_counter() - self._started
+        self._say(f"written   {shown_bytes(self.total_nbytes)} at {self.out} in {seconds:.1f} s")
+        if self._gguf is not None:
+            size = shown_bytes(os.path.getsize(self._gguf.path))
+            self._say(f"written   {size} at {self._gguf.path}, the same weights")
+
+    @contextmanager
+    def tidy(self) -> Iterator[None]:
+        """Remove unfinished files when anything goes wrong; OSError becomes one line."""
+        try:
+            yield
+        except BaseException as error:
+            if self._gguf is not None:
+                self._gguf.discard()
+            if self._ours:
+                shutil.rmtree(self.partial, ignore_errors=True)
+            if isinstance(error, OSError):
+                place = error.filename or self.partial
+                message = f"{place}: cannot be written: {error.strerror or error}"
+                raise WriteFailed(f"{message}; mend that, or name another place") from error
+            raise
+
+    def _advance(self, nbytes: int, what: str) -> None:
+        self._done += nbytes
+        now = time.perf_counter()
+        if now - self._told >= LINES_EVERY_SECONDS:
+            self._told = now
+            left = (now - self._started) * (self.total_nbytes - self._done) / self._done
+            self._say(
+                f"synth     {what}: {shown_bytes(self._done)} of "
+                f"{shown_bytes(self.total_nbytes)}, about {left:.0f} s left"
+            )
+
+
+def _record(blocks: Expert, layout: RecordLayout) -> Bytes:
+    """An expert's record u8 (layout.nbytes,)."""
+    record = aligned_zeros(layout.nbytes)
+    for block, (part, begin, end) in zip(blocks, layout.parts(), strict=True):
+        record[begin:end] = block.packed(part)
+    return record
+
+
+def _stacked(model: Synthetic, layer: int) -> tuple[str, str, str]:
+    """The names that the experts of a layer, stacked, would have in a checkpoint."""
+    names = FAMILIES[model.config.family].names
+    at = names.layer.format(L=layer)
+    gate, up, down = (
+        at + name.replace(".{e}.", ".").removesuffix(".weight") + ".weight"
+        for name in (names.expert_gate, names.expert_up, names.expert_down)
+    )
+    return gate, up, down

@@ -1,0 +1,212 @@
+"""Synthetic models: both files hold the same weights, and the same seed the same bytes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from tiny_synthetic import tiny_model
+
+from diskmoe.bench.gguf_out import GgufFile
+from diskmoe.bench.model import Synthetic
+from diskmoe.bench.routing import RESERVED
+from diskmoe.bench.weights import RandomWeights, writable_formats
+from diskmoe.bench.writing import write_model
+from diskmoe.engine.cli import main
+from diskmoe.engine.errors import BadOutput, BadRequest, WriteFailed
+from diskmoe.experts.container import Container
+from diskmoe.experts.formats import FORMATS
+from diskmoe.experts.tiles import matrix_layout, unpack
+
+Say = Callable[[str], None]
+
+
+def gguf_tensors(path: Path) -> dict[str, np.ndarray]:
+    """{name: f32, experts in front} of a GGUF."""
+    reader = gguf.GGUFReader(path)
+    return {
+        tensor.name: np.asarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+        for tensor in reader.tensors
+    }
+
+
+def assert_same_weights(model: Synthetic, directory: Path, file: Path) -> None:
+    container, theirs = Container.open(directory), gguf_tensors(file)
+    container.verify_checksums()
+    names = gguf.get_tensor_name_map(
+        next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == architecture(file)),
+        model.config.layers,
+    )
+    for tensor in model.plan.dense:
+        renamed = tensor.name.replace("e_score_correction_bias", "e_score_correction.bias")
+        name = names.get_name(renamed, try_suffixes=(".weight", ".bias"))
+        assert name is not None, tensor.name
+        assert np.array_equal(container.f32(tensor.name), theirs[name].reshape(tensor.shape)), name
+    for layer in model.config.moe_layers:
+        for expert in range(model.config.experts):
+            ours = container.expert_f32(layer, expert)
+            for part, matrix in zip(("gate", "up", "down"), ours, strict=True):
+                stacked = theirs[f"blk.{layer}.ffn_{part}_exps.weight"]
+                assert np.array_equal(matrix, stacked[expert]), (layer, expert, part)
+
+
+def architecture(file: Path) -> str:
+    return gguf.GGUFReader(file).fields["general.architecture"].contents()
+
+
+def test_container_and_gguf_hold_the_same_weights_to_the_bit(
+    written: tuple[Synthetic, Path, Path],
+) -> None:
+    assert_same_weights(*written)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "experts", "dense"),
+    [
+        ("olmoe", "olmoe", "q8", "q4"),
+        ("glm-4.5-air", "glm4moe", "q4", "bf16"),
+        ("qwen3-30b-a3b", "qwen3moe", "bf16", "f32"),
+    ],
+)
+def test_so_do_other_families_and_formats(
+    name: str, arch: str, experts: str, dense: str, tmp_path: Path, silent: Say
+) -> None:
+    model = tiny_model(name, experts=experts, dense=dense)
+    write_model(model, tmp_path / "m", tmp_path / "m.gguf", arch, silent)
+    assert_same_weights(model, tmp_path / "m", tmp_path / "m.gguf")
+
+
+def test_expert_types_of_the_gguf_are_those_of_the_formats(
+    written: tuple[Synthetic, Path, Path],
+) -> None:
+    types = {t.name: t.tensor_type.name for t in gguf.GGUFReader(written[2]).tensors}
+    assert types["blk.0.ffn_gate_exps.weight"] == "Q4_0"
+    assert types["token_embd.weight"] == types["blk.0.attn_q.weight"] == "Q8_0"
+    assert types["blk.1.ffn_gate_inp.weight"] == types["output_norm.weight"] == "F32"
+
+
+def test_the_gguf_has_a_token_for_every_id(written: tuple[Synthetic, Path, Path]) -> None:
+    fields = gguf.GGUFReader(written[2]).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    assert len(tokens) == len(set(tokens)) == written[0].config.vocab
+
+
+@pytest.mark.parametrize("fmt", writable_formats())
+def test_a_block_is_packed_as_the_weights_it_says(fmt: str) -> None:
+    block = RandomWeights(3).block("x", fmt, 32, 128)
+    layout = matrix_layout(fmt, 32, 128)
+    assert np.array_equal(unpack(block.packed(layout), layout), block.f32())
+
+
+@pytest.mark.parametrize("fmt", writable_formats())
+def test_weights_have_zero_mean_and_the_size_that_was_asked_for(fmt: str) -> None:
+    weights = RandomWeights(0).block("x", fmt, 512, 1024, size=1.0).f32() * 1024**0.5
+    assert abs(weights.mean()) < 0.01
+    tolerance = 0.05 if FORMATS[fmt].quantised else 0.45  # float scales are powers of two
+    assert abs(weights.std() - 1) < tolerance
+
+
+@pytest.mark.parametrize("dense", ["q8", "q4", "bf16"])
+def test_embeddings_are_of_unit_size(dense: str) -> None:
+    model = tiny_model(dense=dense)
+    table = np.concatenate([block.f32() for block in model.matrix(model.plan.dense[0])])
+    ordinary, signal = table[:, :-RESERVED], table[:, -RESERVED:-32]
+    assert 0.8 < ordinary.std() < 1.3 and 0.9 < signal.std() < 1.1
+    assert abs(ordinary.mean()) < 0.02
+    assert np.array_equal(table[:, -RESERVED:], model.signal)
+
+
+def test_nothing_writes_to_the_numbers_that_the_router_reads() -> None:
+    model = tiny_model("glm-4.5-air")
+    for tensor in model.plan.dense:
+        if tensor.name.endswith(("o_proj.weight", "down_proj.weight")):
+            rows = np.concatenate([block.f32() for block in model.matrix(tensor)])
+            assert not rows[-RESERVED:].any() and rows[:-RESERVED].any(), tensor.name
+    down = model.expert(1, 5)[2].f32()
+    assert not down[-RESERVED:].any() and down[:-RESERVED].any()
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others(
+    tmp_path: Path, silent: Say
+) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        model = tiny_model(seed=seed, layers=1)
+        gguf_path = tmp_path / "files" / f"{name}.gguf" if name != "c" else None
+        if gguf_path is not None:
+            gguf_path.parent.mkdir(exist_ok=True)
+        write_model(model, tmp_path / name, gguf_path, "qwen3moe", silent, threads=1 + seed)
+    for file in ("dense.safetensors", "experts-00000.safetensors"):
+        a, b, c = ((tmp_path / name / file).read_bytes() for name in "abc")
+        assert a == b != c
+
+
+def test_an_output_that_is_there_is_left_alone(tmp_path: Path, silent: Say) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "mine").write_text("x")
+    with pytest.raises(BadOutput, match="is there already"):
+        write_model(tiny_model(), tmp_path / "m", None, "qwen3moe", silent)
+    (tmp_path / "m.gguf").write_text("x")
+    with pytest.raises(BadOutput, match="is there already"):
+        write_model(tiny_model(), tmp_path / "n", tmp_path / "m.gguf", "qwen3moe", silent)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "m.gguf"]
+    assert (tmp_path / "m.gguf").read_text() == "x"
+
+
+def test_what_is_stopped_leaves_nothing_behind(
+    tmp_path: Path, silent: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: GgufFile, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GgufFile, "put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_model(tiny_model(), tmp_path / "m", tmp_path / "m.gguf", "qwen3moe", silent)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_refuses_is_one_line(
+    tmp_path: Path, silent: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: GgufFile, *_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(GgufFile, "put", refused)
+    with pytest.raises(WriteFailed, match="Input/output error"):
+        write_model(tiny_model(), tmp_path / "m", tmp_path / "m.gguf", "qwen3moe", silent)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--like", "gpt-oss-20b"], "family gpt_oss cannot be run by this version"),
+        (["--like", "qwen3-30b-a3"], "did you mean qwen3-30b-a3b?"),
+        (["--like", "glm-4.5-air", "--layers", "1"], "at least 2"),
+        (["--like", "olmoe", "--routing", "zipf"], "zipf:S"),
+        (["--like", "olmoe", "--routing", "sticky:0.01"], "from 0.125"),
+        (["--like", "olmoe", "--experts", "q5"], "--experts"),
+        (["--like", "olmoe", "--layers", "0"], "--layers"),
+        (["--like", "olmoe", "--lyers", "1"], "did you mean --layers?"),
+        (["--like", "olmoe", "--cap", "1"], "has no effect"),
+        (["--like", "olmoe", "extra"], "takes no argument"),
+        ([], "needs --like"),
+    ],
+)
+def test_a_slip_is_answered_in_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "m"
+    assert main(["bench", "synth", *words, "--out", str(out)]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("error: ") and message in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hidden_size_without_room_for_the_routing_is_refused() -> None:
+    from diskmoe.bench.shapes import SHAPES, Shape
+
+    real = SHAPES["olmoe"]
+    with pytest.raises(BadRequest, match="no room"):
+        shape = Shape("olmoe", {**real.config, "hidden_size": 128}, "olmoe")
+        Synthetic.make(shape, 1, "uniform", "q4", "q8", 0)

@@ -1,0 +1,38 @@
+"""Synthetic models that are small enough for a test."""
+
+from diskmoe.bench.model import Synthetic
+from diskmoe.bench.shapes import SHAPES, Shape
+
+TINY = {
+    "vocab_size": 600,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "moe_intermediate_size": 64,
+    "intermediate_size": 128,
+    "num_experts": 32,
+    "n_routed_experts": 32,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 512,
+}
+
+
+def tiny_shape(name: str = "qwen3-30b-a3b") -> Shape:
+    """A shape of the same family with small numbers."""
+    real = SHAPES[name]
+    own = {key: value for key, value in TINY.items() if key in real.config}
+    if name == "olmoe":
+        own["num_key_value_heads"] = 4
+    return Shape(name, {**real.config, **own}, real.gguf_arch)
+
+
+def tiny_model(
+    name: str = "qwen3-30b-a3b",
+    routing: str = "uniform",
+    experts: str = "q4",
+    dense: str = "q8",
+    seed: int = 0,
+    layers: int = 2,
+) -> Synthetic:
+    return Synthetic.make(tiny_shape(name), layers, routing, experts, dense, seed)
