@@ -90,9 +90,9 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     line = understood("decode", words, env, FLAGS, SETTINGS)
     path = _model_path(line)
     trace_path = as_path(line.flags["--routing"]) if "--routing" in line.flags else None
-    if trace_path is not None and not trace_path.exists():
+    if trace_path is not None and not (line.flags["--routing"] and trace_path.exists()):
         raise BadRequest(
-            f"--routing {trace_path}: there is no such file; bench decode takes a recorded trace "
+            f"--routing {line.flags['--routing']!r}: there is no such file; bench decode takes a recorded trace "
             "(the routing of a synthetic model was chosen by bench synth)"
         )
     tokens = line.whole("--tokens", 1, 1_000_000, 64)
@@ -102,21 +102,20 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     from diskmoe.engine.api import Model, prepare  # these import Numba
     from diskmoe.engine.run import options_from
 
-    context = line.values["CTX"].value
-    needed = max(prompt + tokens + 1, warm, 2)
-    if context is None:
-        context = max(needed, WARM_ROWS)
-    elif needed > context:
-        raise BadRequest(
-            f"--prompt {prompt} and --tokens {tokens} need CTX={needed}, not {context}"
-        )
-    options = replace(options_from(line.values), ctx=context)
-    prepared = prepare(path, options, say)
+    context = _context(line, tokens, prompt)
+    try:
+        prepared = prepare(path, replace(options_from(line.values), ctx=context), say)
+    except BadRequest as error:
+        if line.values["CTX"].value is None and str(error).startswith("CTX="):
+            asked = f"--prompt {prompt} and --tokens {tokens} need CTX={context}"
+            raise BadRequest(f"{asked}: {error}") from None
+        raise
     trace = None
     if trace_path is not None:
         try:
-            prepared, trace = _with_trace(prepared, trace_path, line, say)
+            prepared, trace = _with_trace(prepared, trace_path, say)
             tokens, prompt = _steps(trace, line, tokens, prompt)
+            prepared = _with_context(prepared, _context(line, tokens, prompt))
         except BaseException:
             prepared.close()
             raise
@@ -128,15 +127,36 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
 
 
 def _model_path(line: Words) -> Path:
-    given = [*line.places, *([line.values["MODEL"].value] if line.values["MODEL"].value else [])]
-    if len(line.places) > 1:
-        raise BadRequest(f"bench decode takes one model, and {line.places[1]!r} is one too many")
-    if not given:
+    setting = line.values["MODEL"]
+    given = [*line.places]
+    if setting.value and (not given or setting.source.startswith("flag")):
+        given.append(setting.value)
+    if len(given) > 1:
+        raise BadRequest(f"bench decode takes one model, and {given[1]!r} is one too many")
+    if not given or not given[0]:
         raise BadRequest("bench decode needs a MODEL directory; see diskmoe bench decode --help")
     return as_path(given[0])
 
 
-def _with_trace(prepared: Prepared, path: Path, line: Words, say: Say) -> tuple[Prepared, Trace]:
+def _context(line: Words, tokens: int, prompt: int) -> int:
+    """Positions of the KV cache: as given, or what these tokens need. BadRequest if too few."""
+    given, needed = line.values["CTX"].value, prompt + tokens + 1
+    if given is None:
+        return max(needed, WARM_ROWS)
+    if needed > given:
+        raise BadRequest(f"--prompt {prompt} and --tokens {tokens} need CTX={needed}, not {given}")
+    return given
+
+
+def _with_context(prepared: Prepared, context: int) -> Prepared:
+    return replace(
+        prepared,
+        opened=replace(prepared.opened, context=context),
+        options=replace(prepared.options, ctx=context),
+    )
+
+
+def _with_trace(prepared: Prepared, path: Path, say: Say) -> tuple[Prepared, Trace]:
     """The model as the trace was recorded (its own top-k), and the trace."""
     from diskmoe.bench.trace import read_trace
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.bench.weights import Block
+from diskmoe.engine.errors import BadOutput
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.experts.formats import FORMATS, round_to_bf16
 
@@ -72,6 +73,7 @@ class GgufFile:
         self._end = 0
         self._fd = -1
         self._data = 0
+        self._ours = False  # the temporary file was made here
 
     def declare(self, name: str, fmt: str | None, shape: tuple[int, ...]) -> None:
         """A tensor under its checkpoint's name; `shape` row-major, as ours, experts in front."""
@@ -97,7 +99,18 @@ class GgufFile:
         return self._end
 
     def begin(self) -> None:
-        """Write the header; all tensors are declared."""
+        """Write the header; all tensors are declared.
+
+        Raises BadOutput when the temporary file is there already: another run may be writing it.
+        """
+        try:
+            self.temporary.touch(exist_ok=False)
+        except FileExistsError:
+            raise BadOutput(
+                f"{self.temporary}: is in the way, of another run or left by one; if none is under "
+                "way remove it"
+            ) from None
+        self._ours = True
         self._writer.write_header_to_file(self.temporary)
         self._writer.write_kv_data_to_file()
         self._writer.write_ti_data_to_file()
@@ -115,20 +128,26 @@ class GgufFile:
         view = np.ascontiguousarray(data).data
         place = self._data + offset + at
         os.lseek(self._fd, place, os.SEEK_SET)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            error.filename = str(self.temporary)
+            raise
 
     def finish(self) -> None:
         """Make the file durable and give it its name."""
         os.fsync(self._fd)
         self._close()
         os.replace(self.temporary, self.path)
+        self._ours = False
 
     def discard(self) -> None:
         """Remove what was written, unless it is finished."""
         self._close()
         self._writer.close()
-        self.temporary.unlink(missing_ok=True)
+        if self._ours:
+            self.temporary.unlink(missing_ok=True)
 
     def _close(self) -> None:
         if self._fd >= 0:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from diskmoe.bench.words import shape_of, understood
-from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.errors import BadRequest, OutOfBudget
 
 Say = Callable[[str], None]
 
@@ -39,11 +39,11 @@ FLAGS = {
     "--shape": True,
     "--mib": True,
     "--seconds": True,
-    "--json": False,
 }
-SETTINGS = ("THREADS", "DEBUG", "VERBOSE")
+SETTINGS = ("THREADS", "JSON", "DEBUG", "VERBOSE")
 WINDOW_BYTES = 48 << 20  # 2 to 5 ms of reading: long beside the waking of a thread
 FEWEST_PAIRS = 3
+TWIN_BYTES = 32  # per weight, while a product is compared with NumPy's
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,10 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
             "diskmoe bench kernels --help"
         )
     rows, cols = shape_of(line.flags.get("--shape", "768x2048"))
-    if rows % 16 or cols % 64:
-        raise BadRequest(f"--shape is {rows}x{cols}; it must be a multiple of 16 x 64")
     mib = line.whole("--mib", 1, 1 << 20, 512)
     seconds = line.number("--seconds", 0, 3600, 0.3)
-    batches = [int(b) for b in line.several("--batches", _NUMBERS, ("1", "2", "4", "8"))]
+    batches = line.wholes("--batches", 1, 64, (1, 2, 4, 8))
+    _refuse_what_does_not_fit(rows, cols, mib << 20)
 
     from diskmoe.engine.cores import usable_cores  # these import Numba
     from diskmoe.engine.kernels.paths import available_paths, host_path
@@ -106,7 +105,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     run.numpy(cores)
     streams = ", ".join(f"{n} thread(s) {speed:.2f}" for n, speed in run.streams().items())
     say(f"kernels   reading from four places at once, GB/s: {streams}")
-    if "--json" in line.flags:
+    if line.values["JSON"].value:
         print(json.dumps({"ceiling": run.ceiling(), "rows": [asdict(row) for row in run.rows]}))
     else:
         for count, speed in run.ceiling().items():
@@ -115,15 +114,26 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     return 1 if run.wrong else 0
 
 
+def _refuse_what_does_not_fit(rows: int, cols: int, nbytes: int) -> None:
+    """OutOfBudget when the system has not the memory: it would end this process, or others."""
+    from diskmoe.experts.budget import available_memory, shown_bytes
+
+    # two copies at least, and the twin's float64 beside a matrix in several forms
+    needed = max(nbytes, 2 * 4 * rows * cols) + TWIN_BYTES * rows * cols
+    available, where = available_memory()
+    if needed > available:
+        raise OutOfBudget(
+            f"--shape {rows}x{cols} and --mib {nbytes >> 20} take {shown_bytes(needed)}, "
+            f"{shown_bytes(available)} are {where}: ask for a smaller --shape or --mib"
+        )
+
+
 def _medians(speeds: Mapping[int, Sequence[float]]) -> dict[str, float]:
     """{threads: GB/s} of speeds in bytes a second."""
     return {
         str(threads): round(statistics.median(found) / 1e9, 3)
         for threads, found in sorted(speeds.items())
     }
-
-
-_NUMBERS = tuple(str(number) for number in range(1, 65))
 
 
 class _Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -44,9 +45,8 @@ FLAGS = {
     "--experts": True,
     "--dense": True,
     "--seed": True,
-    "--json": False,
 }
-SETTINGS = ("THREADS", "DEBUG", "VERBOSE")
+SETTINGS = ("THREADS", "JSON", "DEBUG", "VERBOSE")
 
 
 def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
@@ -84,10 +84,11 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
         f"of {config.expert_width} x {config.hidden}, top-{config.top_k}; experts {experts}, "
         f"dense {dense}, routing {routing}"
     )
-    threads = line.values["THREADS"].value or usable_cores()[0]
+    # each thread holds experts in memory, and more threads than processors make none sooner
+    threads = min(line.values["THREADS"].value or usable_cores()[0], os.cpu_count() or 1)
     total = write_model(model, out, gguf, shape.gguf_arch, say, threads)
     card = model.card(total)
-    if "--json" in line.flags:
+    if line.values["JSON"].value:
         print(json.dumps({"path": str(out), "gguf": str(gguf) if gguf else None, **card.as_json()}))
     else:
         print("\n".join(card.lines()))

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,8 @@ import numpy.typing as npt
 from diskmoe.engine.errors import BadModel
 
 HEADING = "phase,step,layer,experts"
-MOST_BYTES = 256 << 20
+MOST_BYTES = 32 << 20  # of a model with 48 layers 20,000 tokens; a line takes 400 bytes of memory
+MOST_LINE = 1 << 14
 _MOST = 1 << 20  # of any number in it
 Ints = npt.NDArray[np.int32]
 
@@ -42,7 +45,7 @@ class Trace:
         return len(next(iter(self.decode.values())))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Line:
     number: int
     phase: int
@@ -83,9 +86,21 @@ def read_trace(path: Path, layers: Sequence[int], experts: int) -> Trace:
             raise BadModel(
                 f"{where}: step {line.step} of layer {line.layer} is in line {first} already"
             )
+    _refuse_gaps(path, lines)
     prompt = _by_layer(path, [line for line in lines if line.phase == 0], layers, top_k, False)
     decode = _by_layer(path, [line for line in lines if line.phase == 1], layers, top_k, True)
     return Trace(path, top_k, prompt, decode)
+
+
+def _refuse_gaps(path: Path, lines: Sequence[_Line]) -> None:
+    """Steps count on without a gap, those of the prompt before those of decoding."""
+    steps = sorted({(line.phase, line.step) for line in lines})
+    for (_, before), (phase, step) in pairwise(steps):
+        if step != before + 1:
+            raise BadModel(
+                f"{path}: step {step} of phase {phase} follows step {before}, not {before + 1}: "
+                "steps are missing, or of more than one run"
+            )
 
 
 def _by_layer(
@@ -110,12 +125,21 @@ def _by_layer(
 
 def _lines(path: Path) -> Iterator[_Line]:
     try:
+        if not path.is_file():  # a pipe or a device has no end that could be relied on
+            raise BadModel(f"{path}: is no file, so no trace")
         size = path.stat().st_size
-        if not path.is_file() or size > MOST_BYTES:
-            raise BadModel(f"{path}: no file of at most {MOST_BYTES} bytes, so no trace")
-        with path.open(encoding="utf-8", errors="replace") as file:
+        if size > MOST_BYTES:
+            raise BadModel(
+                f"{path}: {size} bytes; a trace has at most {MOST_BYTES}: cut it shorter"
+            )
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
             headed = False
-            for number, text in enumerate(file, 1):
+            for number, text in enumerate(iter(partial(file.readline, MOST_LINE + 1), ""), 1):
+                if len(text) > MOST_LINE:
+                    raise BadModel(
+                        f"{path}: line {number}: is longer than {MOST_LINE} characters, and begins "
+                        f"with {text[:40]!r}: it is no line of a trace"
+                    )
                 text = text.strip()
                 if not text or text.startswith("#"):
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,10 +26,25 @@ class Words:
         text = self.flags.get(flag)
         if text is None:
             return default
-        number = int(text) if text.lstrip("-").isdecimal() and len(text) < 20 else None
-        if number is None or not low <= number <= high:
-            raise BadRequest(f"{flag} is {text!r}; it must be a whole number from {low} to {high}")
+        number = _whole(text, low, high)
+        if number is None:
+            raise BadRequest(
+                f"{flag} is {_shown(text)}; it must be a whole number from {low} to {high}"
+            )
         return number
+
+    def wholes(self, flag: str, low: int, high: int, default: Sequence[int]) -> list[int]:
+        """A flag's list of whole numbers, ``1,2,4``, each once; `default` where it is not given."""
+        text = self.flags.get(flag)
+        if text is None:
+            return list(default)
+        numbers = [_whole(part, low, high) for part in text.replace(",", " ").split()]
+        if not numbers or None in numbers:
+            raise BadRequest(
+                f"{flag} is {_shown(text)}; it must be whole numbers from {low} to {high}, like "
+                + ",".join(map(str, default))
+            )
+        return list(dict.fromkeys(number for number in numbers if number is not None))
 
     def number(self, flag: str, low: float, high: float, default: float) -> float:
         """A flag's number, or `default`. BadRequest when it is none, or out of bounds."""
@@ -40,7 +56,9 @@ class Words:
         except ValueError:
             number = float("nan")
         if not low <= number <= high:  # true for NaN too
-            raise BadRequest(f"{flag} is {text!r}; it must be a number from {low:g} to {high:g}")
+            raise BadRequest(
+                f"{flag} is {_shown(text)}; it must be a number from {low:g} to {high:g}"
+            )
         return number
 
     def one_of(self, flag: str, allowed: Sequence[str], default: str) -> str:
@@ -87,18 +105,30 @@ def understood(
 
 def shape_of(text: str) -> tuple[int, int]:
     """``"768x2048"`` -> (768, 2048). BadRequest for anything else."""
-    rows, _, cols = text.lower().partition("x")
-    if rows.isdecimal() and cols.isdecimal() and len(rows) < 8 and len(cols) < 8:
-        shape = int(rows), int(cols)
-        if 16 <= shape[0] <= 1 << 20 and 32 <= shape[1] <= 1 << 20:
-            return shape
-    raise BadRequest(
-        f"--shape is {text!r}; it must be ROWSxCOLS, like 768x2048, from 16x32 to 1048576x1048576"
-    )
+    first, _, second = text.lower().partition("x")
+    rows, cols = _whole(first, 16, 1 << 20), _whole(second, 64, 1 << 20)
+    if rows is None or cols is None or rows % 16 or cols % 64:
+        raise BadRequest(
+            f"--shape is {_shown(text)}; it must be ROWSxCOLS, like 768x2048: rows a multiple of "
+            "16, columns of 64, neither above 1048576"
+        )
+    return rows, cols
+
+
+def _whole(text: str, low: int, high: int) -> int | None:
+    """The whole number that a text is, in ASCII digits; None when it is none or out of bounds."""
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        return None
+    number = int(text)
+    return number if low <= number <= high else None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def _allowed(flag: str, word: str, allowed: Sequence[str]) -> str:
     if word not in allowed:
         hint = did_you_mean(word, list(allowed))
-        raise BadRequest(f"{flag} is {word!r}; it must be one of {', '.join(allowed)}{hint}")
+        raise BadRequest(f"{flag} is {_shown(word)}; it must be one of {', '.join(allowed)}{hint}")
     return word

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -83,30 +85,32 @@ class _Job:
         self._say = say
         self._done = 0
         self._started = self._told = time.perf_counter()
-        self._ours = False  # there is something of this job to tidy up
+        self._ours: Path | None = None  # the directory of this job, under whichever name
+        self._parents: list[Path] = []  # made for it, innermost first
+        self._begun = False
 
     def begin(self) -> None:
         """Refuse what is in the way, look at the room, declare what will be written."""
+        if self._gguf is not None:
+            _refuse_overlap(self.out, self._gguf.path)
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise BadOutput(f"{self.out}: is there already; name another directory or remove it")
         if self.partial.exists():
             raise BadOutput(f"{self.partial}: is in the way, left by an earlier run; remove it")
         if self._gguf is not None and self._gguf.path.exists():
             raise BadOutput(f"{self._gguf.path}: is there already; name another file or remove it")
-        self.partial.mkdir(parents=True)
-        self._ours = True
-        needed = self.total_nbytes
+        self._parents = [path for path in self.partial.parents if not path.exists()]
+        self.partial.parent.mkdir(parents=True, exist_ok=True)
+        self.partial.mkdir()
+        self._ours = self.partial
+        needed = [(self.out, self.partial, self.total_nbytes)]
         if self._gguf is not None:
             self._declare(self._gguf)
-            needed += self._gguf.nbytes
-        free = shutil.disk_usage(self.partial).free
-        if needed > free:
-            raise DiskFull(
-                f"{self.out}: {needed} bytes are to be written, {free} are free: free "
-                f"{needed - free} more, or ask for fewer --layers"
-            )
+            needed.append((self._gguf.path, self._gguf.path.parent, self._gguf.nbytes))
+        _refuse_full_disks(needed)
         if self._gguf is not None:
             self._gguf.begin()
+        self._begun = True
         both = " in each of the two files" if self._gguf else ""
         self._say(f"synth     {shown_bytes(self.total_nbytes)} to write{both}")
 
@@ -193,14 +197,17 @@ class _Job:
 
     def finish(self) -> None:
         """Give both their names."""
-        text = json.dumps(self.model.raw, indent=2) + "\n"
-        (self.partial / "config.json").write_text(text, encoding="utf-8")
-        if self._gguf is not None:
-            self._gguf.finish()
+        with (self.partial / "config.json").open("w", encoding="utf-8") as file:
+            file.write(json.dumps(self.model.raw, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         if self.out.exists():
             self.out.rmdir()  # it was empty
         self.partial.rename(self.out)
-        self._ours = False
+        self._ours = self.out
+        if self._gguf is not None:
+            self._gguf.finish()
+        self._ours, self._parents = None, []
         seconds = time.perf_counter() - self._started
         self._say(f"written   {shown_bytes(self.total_nbytes)} at {self.out} in {seconds:.1f} s")
         if self._gguf is not None:
@@ -213,15 +220,26 @@ class _Job:
         try:
             yield
         except BaseException as error:
-            if self._gguf is not None:
-                self._gguf.discard()
-            if self._ours:
-                shutil.rmtree(self.partial, ignore_errors=True)
+            kind = WriteFailed if self._begun else BadOutput  # what happened later, or the place
+            with _uninterrupted():
+                self._remove()
             if isinstance(error, OSError):
                 place = error.filename or self.partial
                 message = f"{place}: cannot be written: {error.strerror or error}"
-                raise WriteFailed(f"{message}; mend that, or name another place") from error
+                raise kind(f"{message}; mend that, or name another place") from error
             raise
+
+    def _remove(self) -> None:
+        """Leave the disk as it was found; what other programs put into new directories stays."""
+        if self._gguf is not None:
+            self._gguf.discard()
+        if self._ours is not None:
+            shutil.rmtree(self._ours, ignore_errors=True)
+        for parent in self._parents:
+            try:
+                parent.rmdir()
+            except OSError:
+                break
 
     def _advance(self, nbytes: int, what: str) -> None:
         self._done += nbytes
@@ -232,6 +250,44 @@ class _Job:
             self._say(
                 f"synth     {what}: {shown_bytes(self._done)} of "
                 f"{shown_bytes(self.total_nbytes)}, about {left:.0f} s left"
+            )
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A block that another Ctrl-C does not end: it would leave gigabytes behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+
+def _refuse_overlap(out: Path, gguf: Path) -> None:
+    """The GGUF needs a place of its own: the directory gets its name when all is written."""
+    directory, file = Path(os.path.realpath(out)), Path(os.path.realpath(gguf))
+    for ours in (directory, directory.with_name(directory.name + ".partial")):
+        for theirs in (file, file.with_name(file.name + ".tmp")):
+            if ours == theirs or ours in theirs.parents or theirs in ours.parents:
+                raise BadOutput(
+                    f"{gguf}: is not apart from the model's directory {out}: name a place beside it"
+                )
+
+
+def _refuse_full_disks(needed: list[tuple[Path, Path, int]]) -> None:
+    """needed: (what the user named, a directory on its disk, bytes). Raises DiskFull."""
+    by_disk: dict[int, int] = {}
+    for named, directory, nbytes in needed:
+        disk = directory.stat().st_dev
+        by_disk[disk] = by_disk.get(disk, 0) + nbytes
+        wanted, free = by_disk[disk], shutil.disk_usage(directory).free
+        if wanted > free:
+            raise DiskFull(
+                f"{named}: {wanted} bytes are to be written on its disk, {free} are free: free "
+                f"{wanted - free} more, or ask for fewer --layers"
             )
 
 

@@ -6,11 +6,12 @@ not understood is refused with the nearest thing that is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, distributions
+from typing import cast
 
-from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.settings import PREFIX, SETTINGS, Value, did_you_mean, resolve
+from diskmoe.engine.errors import BadRequest, DiskMoeError
+from diskmoe.engine.settings import PREFIX, SETTINGS, Value, did_you_mean, resolve, switch
 
 COMMANDS = ("run", "convert", "export", "plan", "demo-model", "warmup", "help")
 POSITIONALS = ("CAP", "EXPERT_BITS", "DENSE_BITS")
@@ -25,10 +26,43 @@ def other_commands() -> dict[str, EntryPoint]:
     """
     found: dict[str, EntryPoint] = {}
     for distribution in distributions():
-        for point in distribution.entry_points.select(group=COMMAND_GROUP):
+        try:
+            points = distribution.entry_points.select(group=COMMAND_GROUP)
+        except Exception:  # noqa: BLE001, S112 - another package's damaged metadata: not ours to mend
+            continue
+        for point in points:
             if point.name not in COMMANDS:
                 found.setdefault(point.name, point)
     return found
+
+
+class BrokenCommand(DiskMoeError):
+    """A command of another package that cannot be loaded."""
+
+    exit_code = 1
+
+
+def loaded_command(point: EntryPoint) -> Callable[..., int]:
+    """The function behind an entry point.
+
+    Raises:
+        BrokenCommand: importing it failed, whatever way.
+    """
+    try:
+        function = point.load()
+    except (Exception, SystemExit) as error:
+        raise _broken(point, f"{type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise _broken(point, "it is no function")
+    return cast("Callable[..., int]", function)
+
+
+def _broken(point: EntryPoint, why: str) -> BrokenCommand:
+    owner = "" if point.dist is None else f" {point.dist.name}"
+    return BrokenCommand(
+        f"the command {point.name} ({point.value}) cannot be loaded ({why}): "
+        f"reinstall the package{owner} that it comes from, or remove it"
+    )
 
 
 def wants_traceback(words: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -78,7 +112,12 @@ def split_words(
                 texts["CHAT"] = "0" if flag == "--raw" else "1"
             continue
         if flag in extra:
-            others[flag] = value if equals else _value_of(flag, queue) if extra[flag] else "1"
+            if extra[flag]:
+                others[flag] = value if equals else _value_of(flag, queue)
+            elif not equals or _is_on(flag, value):
+                others[flag] = "1"
+            else:
+                others.pop(flag, None)
             continue
         if flag not in by_flag:
             known = [*by_flag, *extra, "--raw", "--help", "--version"]
@@ -89,6 +128,13 @@ def split_words(
         else:
             texts[setting.name] = value if equals else _value_of(flag, queue)
     return texts, others, positionals
+
+
+def _is_on(flag: str, text: str) -> bool:
+    try:
+        return switch(text)
+    except ValueError as error:
+        raise BadRequest(f"{flag} is {text[:60]!r}; it must be {error}") from None
 
 
 def _value_of(flag: str, queue: list[str]) -> str:

@@ -15,7 +15,14 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from diskmoe.engine.arguments import COMMANDS, other_commands, run_settings, wants_traceback
+from diskmoe.engine.arguments import (
+    COMMANDS,
+    BrokenCommand,
+    loaded_command,
+    other_commands,
+    run_settings,
+    wants_traceback,
+)
 from diskmoe.engine.errors import DiskMoeError
 from diskmoe.engine.settings import PREFIX, SETTINGS
 
@@ -125,9 +132,10 @@ def _dispatch(words: list[str], env: Mapping[str, str], out: _Out) -> int:
     if words and words[0] in ("--version", "-V"):
         print(f"diskmoe {metadata.version('diskmoe')}")
         return 0
-    other = other_commands().get(words[0]) if words and words[0].islower() else None
-    if other is not None:
-        return other.load()(words[1:], env, out.say)
+    if words and words[0].islower() and words[0] not in COMMANDS:
+        other = other_commands().get(words[0])
+        if other is not None:
+            return loaded_command(other)(words[1:], env, out.say)
     ours = words[: words.index("--")] if "--" in words else words
     if any(word in ("--help", "-h") for word in ours) or words[:1] == ["help"]:
         print(help_text())
@@ -169,7 +177,11 @@ def _other_help() -> list[str]:
     """A line for each command that another package adds."""
     lines = []
     for name, point in sorted(other_commands().items()):
-        summary = (point.load().__doc__ or "").strip().partition("\n")[0]
+        try:
+            summary = (loaded_command(point).__doc__ or "").strip().partition("\n")[0]
+        except BrokenCommand as error:
+            lines.append(f"  diskmoe {name:<10} {' '.join(str(error).split())}")
+            continue
         lines.append(f"  diskmoe {name:<10} {summary} See diskmoe {name} --help.")
     return ["more commands:", *lines, ""] if lines else []
 

@@ -10,6 +10,8 @@ import psutil
 
 from diskmoe.experts.cgroups import control_groups, read_number
 
+_MOST = 1 << 60  # a larger quota is no number that a kernel wrote
+
 
 def allowed_cpus() -> frozenset[int]:
     """Numbers of the logical processors that this process may run on."""
@@ -50,7 +52,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
         else:
             quota = read_number(directory / "cpu.cfs_quota_us")  # -1: no limit
             period = read_number(directory / "cpu.cfs_period_us")
-        if quota is not None and period is not None and quota > 0 and period > 0:
+        if quota is not None and period is not None and 0 < quota < _MOST and period > 0:
             limits.append(quota / period)
     return min(limits, default=None)
 
@@ -70,15 +72,17 @@ def _physical(root: Path, cpus: frozenset[int] | None) -> int:
     if cpus is None:
         found = [path.name[3:] for path in folder.glob("cpu[0-9]*")]
         cpus = frozenset(int(name) for name in found if name.isdigit())
-    cores: set[str] = set()
+    cores: set[str] = set()  # processors of one core list the same siblings
     for cpu in cpus:
         topology = folder / f"cpu{cpu}" / "topology"
         try:
-            # processors of one core list the same siblings
-            cores.add((topology / "thread_siblings_list").read_text().strip())
-        except OSError:
+            siblings = (topology / "thread_siblings_list").read_text().strip()
+        except (OSError, ValueError):
+            siblings = ""
+        if not siblings:
             counted = psutil.cpu_count(logical=False) or os.cpu_count() or 1
             return max(1, min(counted, len(cpus)))
+        cores.add(siblings)
     return max(1, len(cores))
 
 

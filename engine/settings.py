@@ -48,7 +48,8 @@ def _number(low: float, high: float) -> Callable[[str], float]:
     return parse
 
 
-def _switch(text: str) -> bool:
+def switch(text: str) -> bool:
+    """On or off, as words say it. ValueError for anything else."""
     lowered = text.strip().lower()
     if lowered in ("1", "true", "yes", "on"):
         return True
@@ -122,7 +123,7 @@ SETTINGS: tuple[Setting, ...] = (
         "what",
     ),
     Setting("NGEN", _integer(1, 1_000_000), 256, "most tokens to generate", "N", "what"),
-    Setting("IGNORE_EOS", _switch, False, "go on after the model's stop tokens", "", "what"),
+    Setting("IGNORE_EOS", switch, False, "go on after the model's stop tokens", "", "what"),
     Setting("STOP", _text, None, "stop before this text (\\n is a newline)", "TEXT", "what"),
     Setting("TEMP", _number(0, 100), None, "temperature; 0 is greedy", "T", "sampling"),
     Setting("TOP_K", _integer(0, 10_000_000), None, "keep the k likeliest; 0 all", "K", "sampling"),
@@ -175,7 +176,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("PREFILL_CHUNK", _integer(1, 4096), 256, "prompt rows per forward", "N", "speed"),
     Setting("DRAFT", _integer(0, 48), None, "drafts per forward", "N", "drafts", NO_DRAFTS),
-    Setting("MTP", _switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
+    Setting("MTP", switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
     Setting("GRAMMAR", _text, None, "GBNF file for drafts", "FILE", "drafts", NO_DRAFTS),
     Setting(
         "GRAMMAR_DRAFT", _integer(1, 48), None, "tokens per forced span", "N", "drafts", NO_DRAFTS
@@ -189,10 +190,10 @@ SETTINGS: tuple[Setting, ...] = (
         "drafts",
         "this version has no learned pins; the hot store is least recently used",
     ),
-    Setting("STATS", _switch, True, "the report at the end", "0|1", "output"),
-    Setting("JSON", _switch, False, "one JSON object on stdout in place of the text", "", "output"),
-    Setting("VERBOSE", _switch, False, "all settings and sources", "", "output", bare=False),
-    Setting("DEBUG", _switch, False, "a traceback with an error", "", "output"),
+    Setting("STATS", switch, True, "the report at the end", "0|1", "output"),
+    Setting("JSON", switch, False, "one JSON object on stdout in place of the text", "", "output"),
+    Setting("VERBOSE", switch, False, "all settings and sources", "", "output", bare=False),
+    Setting("DEBUG", switch, False, "a traceback with an error", "", "output"),
     Setting("CACHE_DIR", _text, None, "home of the demo model", "DIR", "output", bare=False),
 )
 

@@ -28,7 +28,12 @@ from diskmoe.engine.model.union import union_of
 from diskmoe.experts.budget import shown_bytes
 from diskmoe.experts.compiled import NOTES
 from diskmoe.experts.errors import WriteFailed
-from diskmoe.experts.kernel_files import kept_kernels, kernels_can_be_kept, prune_kernels
+from diskmoe.experts.kernel_files import (
+    kept_kernels,
+    kernel_folders,
+    kernels_can_be_kept,
+    prune_kernels,
+)
 from diskmoe.experts.tiles import compile_packers
 
 Say = Callable[[str], None]
@@ -90,13 +95,21 @@ def warm_up(formats: Sequence[str], say: Say) -> None:
 
     Raises WriteFailed where no folder takes the compiled kernels.
     """
+    if not kernels_can_be_kept():  # said before minutes of work, not behind them
+        places = " nor ".join(str(folder) for folder in kernel_folders())
+        raise WriteFailed(
+            f"{places} cannot be written, or the disk is full: no kernel could be kept; free some "
+            "megabytes, or set NUMBA_CACHE_DIR to a directory that can be written"
+        )
     formats = list(dict.fromkeys([*formats, "f32", "bf16"]))  # the router, and dense weights
     before = kept_kernels()
     made = ready_kernels(formats, True, say)
     after = kept_kernels()
     if "memory" in made.notes or not after:
-        raise WriteFailed(f"nothing was kept: {made.notes.get('memory', 'no folder for kernels')}")
-    new = len(set(after) - set(before))
+        raise WriteFailed(
+            f"not all kernels were kept: {made.notes.get('memory', 'no folder for kernels')}"
+        )
+    new = len(after.items() - before.items())  # a damaged one had another size
     did = f"{new} kernels compiled" if new else "all kernels were there"
     say(
         f"done      {did} ({', '.join(formats)}; {made.seconds:.1f} s); {len(after)} files, "

@@ -20,6 +20,7 @@ KEPT_BYTES = 256 << 20
 _TOUCHED_SECONDS = 86400  # a file's time is renewed at most once a day
 _UNFINISHED_SECONDS = 3600
 _CHECKSUM_BYTES = 16
+_ROOM_BYTES = 1 << 18  # more than any one kernel takes
 
 
 def cache_home() -> Path:
@@ -79,17 +80,22 @@ def write_kernel(name: str, body: bytes) -> Path | None:
         except OSError:  # read-only, full, or of somebody else
             _remove(unfinished)
             continue
+        except BaseException:  # Ctrl-C
+            _remove(unfinished)
+            raise
         return path
     return None
 
 
 def kernels_can_be_kept() -> bool:
-    """Whether there is a folder that takes files."""
+    """Whether there is a folder that takes files, and has room for a kernel."""
     for folder in kernel_folders():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return True
+            with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+                # what a write that did not fit tells is its length, not an error
+                if file.write(bytes(_ROOM_BYTES)) == _ROOM_BYTES:
+                    return True
         except OSError:
             continue
     return False

@@ -2,12 +2,17 @@
 
 import subprocess
 import sys
+from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from diskmoe.bench import cli as bench_cli
-from diskmoe.engine.arguments import other_commands, run_settings
+from diskmoe.bench.words import understood
+from diskmoe.engine import arguments
+from diskmoe.engine import cli as engine_cli
+from diskmoe.engine.arguments import COMMAND_GROUP, other_commands, run_settings
 from diskmoe.engine.cli import help_text, main
 from diskmoe.engine.errors import BadRequest
 
@@ -18,6 +23,74 @@ def test_the_command_is_found_through_its_entry_point() -> None:
 
 def test_the_help_lists_it() -> None:
     assert "diskmoe bench" in help_text()
+
+
+def point_at(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes ``diskmoe extra`` the command at `value`."""
+    point = EntryPoint("extra", value, COMMAND_GROUP)
+    for module in (arguments, engine_cli):
+        monkeypatch.setattr(module, "other_commands", lambda: {"extra": point})
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("main = (", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("main = 3", "it is no function"),
+        ("", "AttributeError"),
+    ],
+)
+def test_a_command_that_cannot_be_loaded_is_one_line_and_spares_the_help(
+    source: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "broken_extra.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    point_at("broken_extra:main", monkeypatch)
+    assert main(["extra"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: the command extra (broken_extra:main) cannot be loaded (" + why)
+    assert said.count("\n") == 1 and "Traceback" not in said
+    assert main(["--help"]) == 0
+    assert "extra      the command extra (broken_extra:main)" in capsys.readouterr().out
+    sys.modules.pop("broken_extra", None)
+
+
+def test_damaged_metadata_of_another_package_hides_no_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Damaged:
+        @property
+        def entry_points(self) -> object:
+            raise ValueError("not enough values to unpack")
+
+    real = list(arguments.distributions())
+    monkeypatch.setattr(arguments, "distributions", lambda: [Damaged(), *real])
+    assert "bench" in other_commands()
+
+
+def test_our_own_commands_ask_no_other_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(engine_cli, "other_commands", asked)
+    assert main(["warmup", "more"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "json"), [("--json", True), ("--json=1", True), ("--json=0", False)]
+)
+@pytest.mark.parametrize("command", ["kernels", "synth", "decode"])
+def test_json_is_a_switch_everywhere(command: str, word: str, json: bool) -> None:
+    module = import_module(f"diskmoe.bench.{command}")
+    line = understood(command, [word], {}, module.FLAGS, module.SETTINGS)
+    assert line.values["JSON"].value is json
 
 
 def test_a_slip_of_the_word_is_answered_with_it() -> None:

@@ -58,6 +58,10 @@ def test_given_ids_take_no_notice_of_logits() -> None:
     [
         ([], "needs a MODEL"),
         (["a", "b"], "one too many"),
+        (["a", "--model", "b"], "'b' is one too many"),
+        ([""], "needs a MODEL"),
+        (["{model}", "--routing", ""], "--routing '': there is no such file"),
+        (["{model}", "--tokens", "9000"], "--prompt 128 and --tokens 9000 need CTX=9129: CTX="),
         (["{model}", "--tokens", "0"], "--tokens"),
         (["{model}", "--tokens", "10", "--ctx", "8"], "CTX"),
         (["{model}", "--routing", "sticky"], "there is no such file"),

@@ -11,6 +11,7 @@ from diskmoe.bench.memory import Crew, read_seconds, read_sum, read_sum_of_four
 from diskmoe.bench.products import Matrices, WrongResult, exact_rows
 from diskmoe.engine.cli import main
 from diskmoe.engine.kernels.products import depth_of, scale_bytes
+from diskmoe.experts import budget
 from diskmoe.experts.tiles import PAGE, aligned_zeros
 
 SMALL = ["--shape", "32x128", "--mib", "1", "--seconds", "0", "--batches", "1,4", "--threads", "2"]
@@ -115,7 +116,17 @@ def test_an_error_in_a_thread_of_the_crew_is_raised_by_the_caller() -> None:
     ("words", "message"),
     [
         (["--shape", "768"], "--shape"),
-        (["--shape", "30x128"], "multiple of 16 x 64"),
+        (["--shape", "0x0"], "--shape is '0x0'"),
+        (["--shape", "17x33"], "rows a multiple of 16, columns of 64"),
+        (["--shape", "16x" + "6" * 5000], "neither above 1048576"),
+        (["--shape", "1048576x1048576"], "ask for a smaller --shape or --mib"),
+        (["--mib", "--5"], "--mib"),
+        (["--mib", "٣"], "--mib"),
+        (["--mib", "9" * 5000], "whole number from 1 to 1048576"),
+        (["--batches", ","], "whole numbers from 1 to 64, like 1,2,4,8"),
+        (["--batches", "1,65"], "whole numbers from 1 to 64, like 1,2,4,8"),
+        (["--json=perhaps"], "--json"),
+        (["--shape", "30x128"], "rows a multiple of 16"),
         (["--formats", "q4,q5"], "'q5'"),
         (["--paths", "avx"], "--paths"),
         (["--batches", "0"], "--batches"),
@@ -130,3 +141,13 @@ def test_a_slip_is_answered_in_one_line(
     assert main(["bench", "kernels", *words]) == 2
     said = capsys.readouterr().err.strip()
     assert said.startswith("error: ") and message in said and "\n" not in said
+    assert len(said) < 300
+
+
+def test_memory_that_is_not_there_is_told_with_both_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(budget, "available_memory", lambda: (100 << 20, "available in a test"))
+    assert main(["bench", "kernels", "--mib", "200"]) == 2
+    said = capsys.readouterr()
+    assert "take 248 MiB, 100 MiB are available in a test" in said.err and said.out == ""

@@ -1,7 +1,11 @@
 """Synthetic models: both files hold the same weights, and the same seed the same bytes."""
 
+import os
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -12,9 +16,9 @@ from diskmoe.bench.gguf_out import GgufFile
 from diskmoe.bench.model import Synthetic
 from diskmoe.bench.routing import RESERVED
 from diskmoe.bench.weights import RandomWeights, writable_formats
-from diskmoe.bench.writing import write_model
+from diskmoe.bench.writing import _refuse_full_disks, write_model
 from diskmoe.engine.cli import main
-from diskmoe.engine.errors import BadOutput, BadRequest, WriteFailed
+from diskmoe.engine.errors import BadOutput, BadRequest, DiskFull, DiskMoeError, WriteFailed
 from diskmoe.experts.container import Container
 from diskmoe.experts.formats import FORMATS
 from diskmoe.experts.tiles import matrix_layout, unpack
@@ -175,6 +179,92 @@ def test_a_disk_that_refuses_is_one_line(
     with pytest.raises(WriteFailed, match="Input/output error"):
         write_model(tiny_model(), tmp_path / "m", tmp_path / "m.gguf", "qwen3moe", silent)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("stop_at", ["partial", "room", "put", "replace"])
+def test_directories_made_for_the_model_go_with_it(
+    stop_at: str, tmp_path: Path, silent: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "mine").mkdir()
+    out = tmp_path / "mine" / "new" / "deep" / "m"
+    if stop_at == "partial":  # a name that is too long once .partial stands behind it
+        out = out.with_name("m" * 250)
+    elif stop_at == "room":
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    else:
+        where = GgufFile if stop_at == "put" else os
+        monkeypatch.setattr(where, stop_at, refused)
+    with pytest.raises(DiskMoeError) as caught:
+        write_model(tiny_model(), out, tmp_path / "m.gguf", "qwen3moe", silent)
+    assert caught.value.exit_code == (1 if stop_at in ("put", "replace") else 2)
+    assert [p.name for p in tmp_path.rglob("*")] == ["mine"]
+
+
+def test_a_second_ctrl_c_does_not_stop_the_tidying(
+    tmp_path: Path, silent: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: GgufFile, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    def discarded(self: GgufFile) -> None:
+        signal.raise_signal(signal.SIGINT)
+        discard(self)
+
+    discard = GgufFile.discard
+    monkeypatch.setattr(GgufFile, "put", interrupted)
+    monkeypatch.setattr(GgufFile, "discard", discarded)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        write_model(tiny_model(), tmp_path / "m", tmp_path / "m.gguf", "qwen3moe", silent)
+    assert list(tmp_path.iterdir()) == [] and signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize("file", ["m", "m/x.gguf", "m.partial", "m.partial/x.gguf", "a", "m/../m"])
+def test_a_gguf_that_is_not_apart_from_the_directory_is_refused(
+    file: str, tmp_path: Path, silent: Say
+) -> None:
+    out = tmp_path / "a" / "m" if file == "a" else tmp_path / "m"
+    with pytest.raises(BadOutput, match="is not apart from"):
+        write_model(tiny_model(), out, tmp_path / file, "qwen3moe", silent)
+    with pytest.raises(BadOutput, match="is not apart from"):
+        write_model(tiny_model(), tmp_path / "x.tmp", tmp_path / "x", "qwen3moe", silent)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["m.gguf.tmp", "m.partial"])
+def test_what_another_run_is_writing_is_left_alone(name: str, tmp_path: Path, silent: Say) -> None:
+    (tmp_path / name).write_text("of another run")
+    with pytest.raises(BadOutput, match="is in the way"):
+        write_model(tiny_model(), tmp_path / "m", tmp_path / "m.gguf", "qwen3moe", silent)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "of another run"
+
+
+def test_room_is_counted_on_each_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disks = {"a": (1, 100), "b": (1, 100), "c": (2, 50)}
+    monkeypatch.setattr(Path, "stat", lambda path: SimpleNamespace(st_dev=disks[path.name][0]))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(free=disks[path.name][1])
+    )
+    a, b, c = (Path(name) for name in "abc")
+    _refuse_full_disks([(a, a, 100), (c, c, 50)])
+    with pytest.raises(DiskFull, match="c: 51 bytes are to be written on its disk, 50 are free"):
+        _refuse_full_disks([(a, a, 100), (c, c, 51)])
+    with pytest.raises(DiskFull, match="b: 101 bytes"):
+        _refuse_full_disks([(a, a, 60), (b, b, 41)])
+
+
+@pytest.mark.parametrize("place", ["file/m", "file"])
+def test_a_place_that_cannot_be_is_usage(place: str, tmp_path: Path, silent: Say) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BadOutput, match="file"):
+        write_model(tiny_model(), tmp_path / place, None, "qwen3moe", silent)
+    with pytest.raises(BadOutput, match="file"):
+        write_model(tiny_model(), tmp_path / "m", tmp_path / place, "qwen3moe", silent)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Traces: what is read, what is refused, and that a run follows one."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from diskmoe.bench.decode import measure
 from diskmoe.bench.model import Synthetic
-from diskmoe.bench.trace import HEADING, Replay, read_trace
+from diskmoe.bench.trace import HEADING, MOST_BYTES, Replay, read_trace
 from diskmoe.engine.api import Model, Options
 from diskmoe.engine.cli import main
 from diskmoe.engine.errors import BadModel
@@ -59,7 +60,12 @@ def test_rows_follow_the_trace_and_gaps_stay_the_routers(tmp_path: Path) -> None
         ("2,9,1,1-2-3", "line 23"),
         ("1,9,1", "line 23"),
         ("1,9,0,1-2-3", "line 23: step 9 of layer 0 is in line 21 already"),
-        ("1,11,0,1-2-3", "step 11 has no line for layer 1"),
+        ("1,10,0,1-2-3", "step 10 has no line for layer 1"),
+        ("1,11,0,1-2-3", "step 11 of phase 1 follows step 9, not 10"),
+        ("0,10,0,1-2-3", "step 0 of phase 1 follows step 10"),
+        ("1,9,1,nan-2-3", "line 23: '1,9,1,nan-2-3' is not like"),
+        ("1,9,1,99999999999999999999-2-3", "line 23"),
+        ("1,9,1,1-2-\0", "line 23"),
         ("1,-1,0,1-2-3", "line 23"),
     ],
 )
@@ -77,6 +83,49 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(BadModel, match="trace"):
         read_trace(tmp_path / "t.csv", (0,), 8)
+
+
+@pytest.mark.parametrize("start", ["", "# a comment ", HEADING + "\n0,0,0,"])
+def test_a_line_without_an_end_is_refused_before_it_fills_memory(
+    tmp_path: Path, start: str
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(start + "1-" * (MOST_BYTES // 4))
+    with pytest.raises(BadModel, match=f"line {2 if HEADING in start else 1}: is longer than"):
+        read_trace(path, (0,), 8)
+
+
+def test_a_file_that_is_too_long_for_a_trace_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    with path.open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(BadModel, match=f"{MOST_BYTES + 1} bytes; a trace has at most {MOST_BYTES}"):
+        read_trace(path, (0,), 8)
+
+
+@pytest.mark.parametrize("path", [Path("/"), Path("/dev/zero"), Path("/dev/null")])
+def test_what_is_no_file_is_no_trace(path: Path) -> None:
+    with pytest.raises(BadModel, match="is no file"):
+        read_trace(path, (0,), 8)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_heading(tmp_path: Path) -> None:
+    path = written_trace(tmp_path / "t.csv", 1, 2)
+    plain = read_trace(path, (0, 1), 32)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert np.array_equal(read_trace(path, (0, 1), 32).decode[1], plain.decode[1])
+
+
+def test_a_trace_that_is_longer_than_the_default_is_run_to_its_end(
+    written: tuple[Synthetic, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written_trace(tmp_path / "t.csv", 0, 270, top_k=4)
+    words = ["bench", "decode", str(written[1]), "--routing", str(path), "--json"]
+    assert main([*words, "--threads", "1", "--ram-gb", "4"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["tokens"] == 270 and report["settings"]["CTX"]["value"] == 271
+    assert main([*words, "--ctx", "200"]) == 2
+    assert "need CTX=271, not 200" in capsys.readouterr().err
 
 
 def test_a_run_follows_the_trace_and_its_hits_are_those_of_the_trace(

@@ -75,6 +75,15 @@ def test_a_flag_of_one_command_is_unknown_to_another() -> None:
         split_words(["--form", "dense"])
 
 
+def test_a_switch_of_a_command_can_be_switched_off_and_takes_no_other_word() -> None:
+    extra = {"--force": False}
+    assert split_words(["--force"], extra)[1] == {"--force": "1"}
+    assert split_words(["--force=yes"], extra)[1] == {"--force": "1"}
+    assert split_words(["--force", "--force=0"], extra)[1] == {}
+    with pytest.raises(BadRequest, match="--force is 'never'; it must be 1 or 0"):
+        split_words(["--force=never"], extra)
+
+
 def test_a_setting_without_effect_is_said() -> None:
     _, notes = settings("Hi", "--grammar", "fit.gbnf", env={"MTP": "1"})
     assert [note.split()[0] for note in notes] == ["MTP", "GRAMMAR"]

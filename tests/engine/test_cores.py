@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from diskmoe.engine.cores import cpu_quota, usable_cores
@@ -48,6 +49,28 @@ def test_a_quota_of_cgroup_v2(tmp_path, content, quota) -> None:
     write(tmp_path / "proc/self/cgroup", "0::/a/b\n")
     write(tmp_path / "sys/fs/cgroup/a/b/cpu.max", content)
     assert cpu_quota(tmp_path) == quota
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["1" + "0" * 400 + " 1", "-1 100000", "1 2 3", "\0", "100000 -5", "1e5 1e5", "9" * 5000 + " 1"],
+)
+def test_garbage_in_a_cgroup_is_no_quota(tmp_path, content) -> None:
+    write(tmp_path / "proc/self/cgroup", "0::/a\n1:cpu:/a/../..\nx\n\0:\0:/\0\n")
+    write(tmp_path / "sys/fs/cgroup/a/cpu.max", content)
+    write(tmp_path / "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", content.split(" ")[0])
+    write(tmp_path / "sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "\0")
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_bytes(b"\xff\xfe 1\n")
+    assert cpu_quota(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe"])
+def test_a_topology_that_says_nothing_is_not_one_core(tmp_path, monkeypatch, content) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 3)
+    machine(tmp_path, PLAIN)
+    path = tmp_path / "sys/devices/system/cpu/cpu2/topology/thread_siblings_list"
+    path.write_bytes(content)
+    assert usable_cores(tmp_path, lambda: range(4))[0] == 3
 
 
 def test_the_tightest_quota_above_the_process_counts(tmp_path) -> None:

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tempfile
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -190,6 +192,37 @@ def test_slips_of_the_command_are_one_line(words: list[str], message: str, capsy
 
     assert main(["warmup", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trouble", ["no folder", "no room"])
+def test_a_warmup_that_could_keep_nothing_compiles_nothing(
+    ran, tmp_path, monkeypatch, capsys, trouble
+) -> None:
+    from diskmoe.engine.cli import main
+
+    class Full(BytesIO):
+        def write(self, data) -> int:
+            return super().write(data[:1000])
+
+    if trouble == "no folder":
+        (tmp_path / "diskmoe").write_text("in the way")
+    else:
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: Full())
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert main(["warmup", "--formats", "q8"]) == 1
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'diskmoe'} cannot be written, or the disk is full" in said
+    assert "set NUMBA_CACHE_DIR" in said and said.count("\n") == 1
+    assert ran == []
+
+
+def test_a_damaged_kernel_counts_as_compiled(ran, monkeypatch) -> None:
+    a, b = Path("kept/a"), Path("kept/b")
+    found = iter([{a: 10, b: 0}, {a: 10, b: 10}])
+    monkeypatch.setattr(warmup, "kept_kernels", lambda: next(found))
+    said: list[str] = []
+    warmup.warm_up(["q8"], said.append)
+    assert said[0].startswith("done      1 kernels compiled")
 
 
 def test_a_warmup_that_cannot_keep_anything_fails(ran, monkeypatch) -> None:

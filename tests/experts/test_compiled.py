@@ -214,6 +214,16 @@ def test_an_edited_callee_in_another_file_is_never_stale(tmp_path) -> None:
     assert results() == ["6\n"]
 
 
+def test_ctrl_c_while_a_kernel_is_written_leaves_no_file(folder, monkeypatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kernel_files.write_kernel("name", b"body")
+    assert list(folder.rglob("*.*")) == []
+
+
 def test_folders_are_tried_in_order_and_need_no_home(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     assert kernel_files.kernel_folders() == [tmp_path / "diskmoe"]
