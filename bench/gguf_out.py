@@ -1,8 +1,8 @@
 """The same weights as a GGUF, for other programs to run.
 
-The rule of this file: nothing is quantised here. q4 values -8..7 with one f16 scale per 32 columns
-are GGUF's Q4_0 exactly, q8 values its Q8_0; the bytes are only put in its order. Tensors are
-written where they belong as they come, so memory is bounded by one block of rows.
+The rule of this file: nothing is quantised here. A q4 block's values -8..7 with one f16 scale per
+32 columns are GGUF's Q4_0 exactly, q8 values its Q8_0; the bytes are only put in its order. Tensors
+are written where they belong as they come, so memory is bounded by one block of rows.
 """
 
 from __future__ import annotations

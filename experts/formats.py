@@ -9,9 +9,9 @@ name   bits/weight how
 f32    32          as it is (f16 sources are widened exactly)
 bf16   16          bf16 sources keep their bits; f32 is rounded to nearest even
 q8     8.5         symmetric, group 32, scale = f16(amax / 127), values -127..127
-q4     4.5         symmetric, group 32, values -8..7, scale = f16(m / -divisor), m = the weight
-                   of largest magnitude with its sign, and the divisor, one of 16, is the one with
-                   the least squared error (the first of equals)
+q4     4.5         codes 0..15, group 32; per group a scale 1..255 and a zero 0..255 in sixteenths
+                   of a step, per row an f32 scale (32 bits a row are not counted here):
+                   value = 16 * code - zero, scale = row scale * f32(group's scale)
 q4g64  4.25        the same, group 64
 mxfp4  4.25        OCP microscaling: group 32, values e2m1 (0, .5, 1, 1.5, 2, 3, 4, 6 and their
                    negatives), scale a power of two, e8m0
@@ -19,13 +19,13 @@ fp8    8.02        e4m3 values, an f32 scale for 16 rows and 128 columns (checkp
                    for 128 x 128 are kept exactly: eight tiles have equal scales)
 =====  ==========  ===========================================================================
 
-The divisor 8 maps the largest weight to -8, which uses the asymmetric range fully (llama.cpp's Q4_0
-does this); the search over its neighbours lowers the squared error by another tenth. Divisors 7 and
-8 are among them, so that quantising what was dequantised changes nothing.
+A group of q4 whose zero is not 128 is not symmetric: few groups of 32 weights are, and to follow
+them takes a seventh off the error that a symmetric format of 4.5 bits has, and a quarter where the
+weights have heavy tails (bench/LOG.md). Steps are fitted by least squares; a row's largest is 255.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,7 @@ class Format:
     value_type: type[Any]  # of quantised values
     scale_type: type[Any]
     scale_rows: int = 1  # rows that share a scale
+    two_level: bool = False  # whether groups have zeros beside their scales, and rows f32 scales
 
     @property
     def quantised(self) -> bool:
@@ -61,12 +62,18 @@ class Format:
 
     @property
     def scale_nbytes(self) -> int:
-        """Bytes of the scales of 16 rows and one group."""
-        return np.dtype(self.scale_type).itemsize * TILE // self.scale_rows
+        """Bytes of the scales, and zeros, of 16 rows and one group."""
+        one = np.dtype(self.scale_type).itemsize * (2 if self.two_level else 1)
+        return one * TILE // self.scale_rows
+
+    @property
+    def row_scale_nbytes(self) -> int:
+        """Bytes of the row scales of 16 rows."""
+        return 4 * TILE if self.two_level else 0
 
     @property
     def bits_per_weight(self) -> float:
-        """Scales included."""
+        """Scales included, but not the one of a row."""
         scale_bits = self.scale_nbytes * 8 / (TILE * self.group) if self.quantised else 0
         return self.weight_bits + scale_bits
 
@@ -77,12 +84,21 @@ FORMATS: dict[str, Format] = {
         Format("f32", 32, 0, np.float32, np.float32),
         Format("bf16", 16, 0, np.uint16, np.float32),
         Format("q8", 8, GROUP, np.int8, np.float16),
-        Format("q4", 4, GROUP, np.int8, np.float16),
-        Format("q4g64", 4, 64, np.int8, np.float16),
+        Format("q4", 4, GROUP, np.uint8, np.uint8, two_level=True),
+        Format("q4g64", 4, 64, np.uint8, np.uint8, two_level=True),
         Format("mxfp4", 4, GROUP, np.uint8, np.uint8),
         Format("fp8", 8, 128, np.uint8, np.float32, TILE),
     )
 }
+
+
+class Quantised(NamedTuple):
+    """A matrix in a format's own numbers, of the types in FORMATS and of `value_shapes`."""
+
+    values: npt.NDArray[Any]  # integers of q8, else codes
+    scales: npt.NDArray[Any]
+    zeros: npt.NDArray[np.uint8] | None = None  # of the scales' shape; q4 and q4g64 only
+    row_scales: npt.NDArray[np.float32] | None = None  # (rows,); q4 and q4g64 only
 
 
 def format_for_bits(bits: int) -> str:
@@ -114,20 +130,19 @@ def value_shapes(name: str, rows: int, cols: int) -> tuple[tuple[int, int], tupl
     return (rows, groups * fmt.group if fmt.padded else cols), (-(-rows // fmt.scale_rows), groups)
 
 
-def quantise(
-    weights: npt.NDArray[np.float32], name: str
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """f32 (rows, cols) -> values and scales, of the types in FORMATS and of `value_shapes`.
+def quantise(weights: npt.NDArray[np.float32], name: str) -> Quantised:
+    """f32 (rows, cols) -> the numbers of a quantised format.
 
-    Columns beyond `cols` count as zeros. ValueError when a weight is not finite: it has no place
-    in a group, and would spoil its neighbours silently. Values of mxfp4 and fp8 are codes, those of
-    the others integers.
+    Columns beyond `cols` count as zeros, or do not count at all (q4, q4g64: their codes are 8).
+    ValueError when a weight is not finite: it has no place in a group, and would spoil its
+    neighbours silently.
     """
     weights = np.ascontiguousarray(weights, dtype=np.float32)
     value_shape, scale_shape = value_shapes(name, *weights.shape)
     fmt = FORMATS[name]
     values = np.zeros(value_shape, fmt.value_type)
     scales = np.zeros(scale_shape, fmt.scale_type)
+    zeros = row_scales = None
     if name == "q8":
         bad_row = quantise_q8(weights, values, scales.view(np.uint16))
     elif name == "mxfp4":
@@ -135,15 +150,28 @@ def quantise(
     elif name == "fp8":
         bad_row = quantise_fp8(weights, values, scales)
     else:
-        bad_row = quantise_q4(weights, values, scales.view(np.uint16), fmt.group)
+        values[:] = 8
+        zeros = np.zeros(scale_shape, np.uint8)
+        row_scales = np.zeros(len(weights), np.float32)
+        bad_row = quantise_q4(weights, values, scales, zeros, row_scales)
     if bad_row >= 0:
         raise ValueError(f"row {bad_row} holds a weight that is not a finite number")
-    return values, scales
+    return Quantised(values, scales, zeros, row_scales)
 
 
-def dequantise(values: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """What `quantise` gave -> f32 of the values' shape; the types of both tell the format."""
+def dequantise(
+    values: npt.NDArray[Any],
+    scales: npt.NDArray[Any],
+    zeros: npt.NDArray[np.uint8] | None = None,
+    row_scales: npt.NDArray[np.float32] | None = None,
+) -> npt.NDArray[np.float32]:
+    """What `quantise` gave -> f32 of the values' shape; the types tell the format."""
     rows, cols = values.shape
+    if zeros is not None and row_scales is not None:
+        sixteenths = values.reshape(*scales.shape, -1).astype(np.int16) * 16 - zeros[:, :, None]
+        weights: npt.NDArray[np.float32] = sixteenths.astype(np.float32)
+        weights *= (row_scales[:, None] * scales.astype(np.float32))[:, :, None]
+        return weights.reshape(rows, cols)
     numbers: npt.NDArray[np.float32]
     if values.dtype == np.int8:
         numbers = values.astype(np.float32)

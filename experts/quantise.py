@@ -10,7 +10,8 @@ import numpy as np
 from diskmoe.experts.compiled import kernel
 
 _ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding and taking it away rounds half to even
-_DIVISORS = tuple(np.float32(7.0 + 0.125 * step) for step in range(16))
+# what q4's search pulls the lowest and the highest weight of a group in by at first, in ranges
+_PULLS = tuple((np.float32(low), np.float32(high)) for low in (0.0, 0.04) for high in (0.0, 0.04))
 
 
 @kernel(inline="always")
@@ -73,72 +74,149 @@ def quantise_q8(weights, values, scales):  # pragma: no cover - compiled
     return -1
 
 
+@kernel(inline="always")
+def _power(exponent):  # pragma: no cover - compiled
+    """2**exponent as f32, for exponents -126..127."""
+    return np.uint32((exponent + 127) << 23).view(np.float32)
+
+
 @kernel(error_model="numpy")
-def _add_q4_error(x, scale, error):  # pragma: no cover - compiled
-    """error += (x - q4(x) * scale)**2, lane by lane; x, scale, error f32 (lanes,)."""
+def _add_column(x, there, step, low, sums):  # pragma: no cover - compiled
+    """A column of every group: its squared error, and what the next fit of a line wants of it.
+
+    x f32 (lanes,), `there` 1.0 where the matrix has such a column and else 0.0; the codes are
+    those of ``x ~ low + step * code``. sums (4, lanes): error, code, code * code, code * x.
+    """
     for lane in range(x.shape[0]):
-        q = x[lane] / scale[lane]
-        q = min(max(q, np.float32(-8.0)), np.float32(7.0))
-        difference = x[lane] - ((q + _ROUND) - _ROUND) * scale[lane]
-        error[lane] += difference * difference
+        q = (x[lane] - low[lane]) / step[lane]
+        q = min(max(q, np.float32(0.0)), np.float32(15.0))
+        q = (q + _ROUND) - _ROUND
+        difference = (x[lane] - (q * step[lane] + low[lane])) * there[lane]
+        sums[0, lane] += difference * difference
+        q = q * there[lane]
+        sums[1, lane] += q
+        sums[2, lane] += q * q
+        sums[3, lane] += q * x[lane]
 
 
-@kernel
-def quantise_q4(weights, values, scales, group_size):  # pragma: no cover - compiled
-    """Like `quantise_q8`, for values in -8..7 and groups of 32 or 64 columns.
+@kernel(error_model="numpy")
+def _fit(x, there, counts, step, low):  # pragma: no cover - compiled
+    """The best step and lowest weight that least squares leads to, per group, into step and low.
+
+    x, there f32 (group, lanes), counts f32 (lanes,). Four starts: the weights' range (zero is in
+    it) with its ends pulled in or not; codes, a line through them, twice; then on from the best.
+    """
+    group, lanes = x.shape
+    bottom = np.zeros(lanes, np.float32)
+    top = np.zeros(lanes, np.float32)
+    total = np.zeros(lanes, np.float32)
+    best = np.empty((3, lanes), np.float32)  # error, step, low
+    sums = np.empty((4, lanes), np.float32)
+    for k in range(group):
+        for lane in range(lanes):
+            bottom[lane] = min(bottom[lane], x[k, lane])
+            top[lane] = max(top[lane], x[k, lane])
+            total[lane] += x[k, lane]
+    best[0] = np.float32(np.inf)
+    best[1] = np.float32(1.0)
+    best[2] = np.float32(0.0)
+    for start in range(5):
+        for lane in range(lanes):
+            if start == 4:
+                step[lane], low[lane] = best[1, lane], best[2, lane]
+                continue
+            pull_low, pull_high = _PULLS[start]
+            width = top[lane] - bottom[lane]
+            low[lane] = bottom[lane] + pull_low * width
+            step[lane] = (top[lane] - pull_high * width - low[lane]) / np.float32(15.0)
+            if not step[lane] > np.float32(0.0):
+                step[lane] = np.float32(1.0)
+        for _ in range(4 if start == 4 else 3):
+            sums[:] = np.float32(0.0)
+            for k in range(group):
+                _add_column(x[k], there[k], step, low, sums)
+            for lane in range(lanes):
+                if sums[0, lane] < best[0, lane]:
+                    best[0, lane] = sums[0, lane]
+                    best[1, lane] = step[lane]
+                    best[2, lane] = low[lane]
+                n, q, qq, qx = counts[lane], sums[1, lane], sums[2, lane], sums[3, lane]
+                spread = n * qq - q * q
+                slope = (n * qx - q * total[lane]) / spread
+                if spread > np.float32(0.0) and slope > np.float32(0.0):
+                    step[lane] = slope
+                    low[lane] = (total[lane] - slope * q) / n
+    for lane in range(lanes):
+        # a group of zeros has no step
+        step[lane] = best[1, lane] if top[lane] > bottom[lane] else np.float32(0.0)
+        low[lane] = best[2, lane]
+
+
+@kernel(error_model="numpy")
+def quantise_q4(weights, codes, scales, zeros, row_scales):  # pragma: no cover - compiled
+    """weights f32 (rows, cols) -> codes u8 (rows, >= cols), scales and zeros u8 (rows, groups),
+    row_scales f32 (rows,). Codes beyond cols are left alone. See `quantise_q8` for the result.
 
     Groups are searched side by side, one a lane, so that the compiler can use vectors although a
-    group's error is added in column order.
+    group's sums are added in column order. Rows count in a power of two that brings their largest
+    weight near 1: squares then neither overflow nor vanish, whatever the weights' size.
     """
     rows, cols = weights.shape
     groups = scales.shape[1]
+    size = codes.shape[1] // max(groups, 1)
     block = max(1, 64 // max(groups, 1))
     lanes = block * groups
-    x = np.zeros((group_size, lanes), np.float32)  # weight k of every group in the block
-    peak = np.zeros(lanes, np.float32)
-    scale = np.ones(lanes, np.float32)
-    bits = np.zeros(lanes, np.int64)
-    error = np.zeros(lanes, np.float32)
-    best_error = np.zeros(lanes, np.float32)
-    best_bits = np.zeros(lanes, np.int64)
+    x = np.zeros((size, lanes), np.float32)  # weight k of every group in the block
+    there = np.zeros((size, lanes), np.float32)
+    counts = np.zeros(lanes, np.float32)
+    step = np.zeros(lanes, np.float32)
+    low = np.zeros(lanes, np.float32)
+    exponents = np.zeros(block, np.int64)
+    for lane in range(lanes):
+        counts[lane] = np.float32(min(size, cols - lane % groups * size))
+        for k in range(min(size, cols - lane % groups * size)):
+            there[k, lane] = np.float32(1.0)
     for first_row in range(0, rows, block):
         used = min(block, rows - first_row)
         for i in range(used):
+            largest = np.float32(0.0)
             for col in range(cols):
-                w = weights[first_row + i, col]
-                if not abs(w) <= np.float32(3.4028235e38):
+                w = abs(weights[first_row + i, col])
+                if not w <= np.float32(3.4028235e38):
                     return first_row + i
-                x[col % group_size, i * groups + col // group_size] = w
-        peak[:] = np.float32(0.0)
-        for k in range(group_size):
-            for lane in range(lanes):
-                if abs(x[k, lane]) > abs(peak[lane]):
-                    peak[lane] = x[k, lane]
-        best_error[:] = np.float32(np.inf)
-        best_bits[:] = 0
-        for divisor in _DIVISORS:
-            for lane in range(lanes):
-                bits[lane] = f16_bits(peak[lane] / -divisor)
-                usable = (bits[lane] & 0x7FFF) != 0
-                scale[lane] = f16_value(bits[lane]) if usable else np.float32(1.0)
-                error[lane] = np.float32(0.0) if usable else np.float32(np.inf)
-            for k in range(group_size):
-                _add_q4_error(x[k], scale, error)
-            for lane in range(lanes):
-                if error[lane] < best_error[lane]:
-                    best_error[lane] = error[lane]
-                    best_bits[lane] = bits[lane]
+                largest = max(largest, w)
+            # at most 100, so that the power and its inverse are normal numbers
+            exponent = (np.int64(np.float32(largest).view(np.uint32)) >> 23) - 127
+            exponents[i] = min(max(exponent, -100), 100)
+            unscale = _power(-exponents[i])
+            for col in range(cols):
+                w = weights[first_row + i, col] * unscale
+                x[col % size, i * groups + col // size] = w
+        _fit(x, there, counts, step, low)
         for i in range(used):
+            largest = np.float32(0.0)
+            for group in range(groups):
+                largest = max(largest, step[i * groups + group])
+            power = _power(exponents[i])
+            row_scales[first_row + i] = largest / np.float32(255.0) / np.float32(16.0) * power
+            sixteenth = row_scales[first_row + i] * _power(-exponents[i])  # as it is stored
             for group in range(groups):
                 lane = i * groups + group
-                scales[first_row + i, group] = best_bits[lane]
-                divide_by = f16_value(best_bits[lane])
-                for k in range(min(group_size, cols - group * group_size)):
-                    q = np.float32(0.0)
-                    if best_bits[lane]:
-                        q = x[k, lane] / divide_by
-                        q = min(max(q, np.float32(-8.0)), np.float32(7.0))
-                    values[first_row + i, group * group_size + k] = np.int8((q + _ROUND) - _ROUND)
+                scale, zero = np.float32(0.0), np.float32(128.0)
+                if step[lane] > np.float32(0.0) and sixteenth > np.float32(0.0):
+                    scale = step[lane] / (sixteenth * np.float32(16.0))
+                    scale = min(max((scale + _ROUND) - _ROUND, np.float32(1.0)), np.float32(255.0))
+                    zero = np.float32(0.0) - low[lane] / (sixteenth * scale)
+                    zero = min(max((zero + _ROUND) - _ROUND, np.float32(0.0)), np.float32(255.0))
+                scales[first_row + i, group] = np.uint8(scale)
+                zeros[first_row + i, group] = np.uint8(zero)
+                unit = sixteenth * scale
+                for k in range(min(size, cols - group * size)):
+                    q = np.float32(8.0)
+                    if unit > np.float32(0.0):
+                        q = (x[k, lane] / unit + zero) / np.float32(16.0)
+                        q = min(max(q, np.float32(0.0)), np.float32(15.0))
+                    codes[first_row + i, group * size + k] = np.uint8((q + _ROUND) - _ROUND)
     return -1
 
 

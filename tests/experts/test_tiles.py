@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diskmoe.experts.formats import FORMATS, dequantise, quantise, round_to_bf16, widen_bf16
+from diskmoe.experts.formats import (
+    FORMATS,
+    Quantised,
+    dequantise,
+    quantise,
+    round_to_bf16,
+    widen_bf16,
+)
 from diskmoe.experts.tiles import (
     matrix_layout,
     pack,
@@ -32,7 +39,7 @@ def test_q4g64_bytes_follow_the_formula_of_q4_with_wider_groups() -> None:
     for tile, group, block, byte in np.ndindex(data.shape):
         r, i = divmod(byte, 4)
         row, k = tile * 16 + r, group * 64 + 8 * block + i
-        assert data[tile, group, block, byte] == (q[row, k] + 8) | (q[row, k + 4] + 8) << 4
+        assert data[tile, group, block, byte] == q[row, k] | q[row, k + 4] << 4
 
 
 def test_mxfp4_codes_and_block_scales_follow_the_formula() -> None:
@@ -40,7 +47,7 @@ def test_mxfp4_codes_and_block_scales_follow_the_formula() -> None:
     layout = matrix_layout("mxfp4", 19, 70)
     packed = pack(weights, layout)
     data = packed[: layout.scales_offset].reshape(2, 3, 4, 64)
-    values, scales = quantise(weights, "mxfp4")
+    values, scales, *_ = quantise(weights, "mxfp4")
     codes, codes_scales = np.zeros((32, 96), int), np.zeros((32, 3), int)
     codes[:19], codes_scales[:19] = values, scales
     for tile, group, block, byte in np.ndindex(data.shape):
@@ -55,7 +62,7 @@ def test_fp8_lies_by_tile_column_and_row_with_a_scale_for_each_tile_and_block() 
     weights = draw(19, 150)
     layout = matrix_layout("fp8", 19, 150)
     packed = pack(weights, layout)
-    values, scales = quantise(weights, "fp8")
+    values, scales, *_ = quantise(weights, "fp8")
     data, section = layout.sections(packed)
     expected = np.zeros((32, 150), np.uint8)
     expected[:19] = values
@@ -69,40 +76,57 @@ def test_fp8_lies_by_tile_column_and_row_with_a_scale_for_each_tile_and_block() 
 def test_values_and_scales_come_back_as_they_were_packed(name: str) -> None:
     layout = matrix_layout(name, 37, 150)
     weights = draw(37, 150)
-    values, scales = quantise(weights, name)
-    packed = pack_values(values, scales, layout)
+    numbers = quantise(weights, name)
+    packed = pack_values(numbers, layout)
     np.testing.assert_array_equal(packed, pack(weights, layout))
-    found_values, found_scales = unpack_values(packed, layout)
-    np.testing.assert_array_equal(found_values, values)
-    np.testing.assert_array_equal(found_scales, scales)
-    assert (found_values.dtype, found_scales.dtype) == (values.dtype, scales.dtype)
+    for found, array in zip(unpack_values(packed, layout), numbers, strict=True):
+        assert (found is None) == (array is None)
+        if found is not None and array is not None:
+            np.testing.assert_array_equal(found, array)
+            assert found.dtype == array.dtype
 
 
 def test_values_of_a_wrong_type_or_shape_are_refused() -> None:
     layout = matrix_layout("q4g64", 16, 70)
-    values, scales = quantise(draw(16, 70), "q4g64")
-    for wrong in ((values[:, :70], scales), (values.view(np.uint8), scales), (values, scales[:8])):
+    numbers = quantise(draw(16, 70), "q4g64")
+    for wrong in (
+        numbers._replace(values=numbers.values[:, :70]),
+        numbers._replace(values=numbers.values.view(np.int8)),
+        numbers._replace(scales=numbers.scales[:8]),
+        numbers._replace(zeros=None),
+        Quantised(numbers.values, numbers.scales),
+    ):
         with pytest.raises(ValueError, match="q4g64 matrix of 16 x 70"):
-            pack_values(*wrong, layout)
+            pack_values(wrong, layout)
     with pytest.raises(ValueError, match="not a quantised format"):
-        pack_values(values, scales, matrix_layout("f32", 16, 70))
+        pack_values(numbers, matrix_layout("f32", 16, 70))
 
 
 @pytest.mark.parametrize(("name", "in_values"), [("fp8", True), ("mxfp4", False)])
 def test_codes_that_are_no_number_are_refused(name: str, in_values: bool) -> None:
     layout = matrix_layout(name, 16, 32)
-    values, scales = quantise(draw(16, 32), name)
-    (values if in_values else scales)[0, 0] = 0xFF
+    numbers = quantise(draw(16, 32), name)
+    (numbers.values if in_values else numbers.scales)[0, 0] = 0xFF
     with pytest.raises(ValueError, match="not a number"):
-        pack_values(values, scales, layout)
+        pack_values(numbers, layout)
+
+
+def test_q4_numbers_that_cannot_be_are_refused() -> None:
+    layout = matrix_layout("q4", 16, 32)
+    numbers = quantise(draw(16, 32), "q4")
+    infinite = np.full(16, np.inf, np.float32)
+    with pytest.raises(ValueError, match="not a number"):
+        pack_values(numbers._replace(row_scales=infinite), layout)
+    with pytest.raises(ValueError, match="beyond 15"):
+        pack_values(numbers._replace(values=np.full((16, 32), 16, np.uint8)), layout)
 
 
 def padded_q(weights: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
-    values, scales = quantise(weights, name)
+    values, scales, *_ = quantise(weights, name)
     rows = -(-len(weights) // 16) * 16
     q = np.zeros((rows, values.shape[1]), int)
     q[: len(weights)] = values
-    s = np.zeros((rows, scales.shape[1]), np.float16)
+    s = np.zeros((rows, scales.shape[1]), scales.dtype)
     s[: len(weights)] = scales
     return q, s
 
@@ -126,19 +150,38 @@ def test_q4_bytes_follow_the_formula() -> None:
     for tile, group, block, byte in np.ndindex(data.shape):
         r, i = divmod(byte, 4)
         row, k = tile * 16 + r, group * 32 + 8 * block + i
-        assert data[tile, group, block, byte] == (q[row, k] + 8) | (q[row, k + 4] + 8) << 4
+        assert data[tile, group, block, byte] == q[row, k] | q[row, k + 4] << 4
 
 
-@pytest.mark.parametrize("name", ["q8", "q4"])
-def test_scales_lie_by_tile_group_and_row_from_an_aligned_offset(name: str) -> None:
+def test_scales_lie_by_tile_group_and_row_from_an_aligned_offset() -> None:
     weights = draw(19, 70)
-    layout = matrix_layout(name, 19, 70)
+    layout = matrix_layout("q8", 19, 70)
     packed = pack(weights, layout)
     assert layout.scales_offset % 64 == 0
     section = packed[layout.scales_offset : layout.scales_offset + 2 * 3 * 16 * 2]
-    _, scales = padded_q(weights, name)
+    _, scales = padded_q(weights, "q8")
     expected = scales.reshape(2, 16, 3).transpose(0, 2, 1)
     np.testing.assert_array_equal(section.view(np.float16).reshape(2, 3, 16), expected)
+
+
+@pytest.mark.parametrize(("name", "groups"), [("q4", 3), ("q4g64", 2)])
+def test_scales_and_zeros_of_q4_lie_by_tile_and_group_with_the_rows_scales_behind(
+    name: str, groups: int
+) -> None:
+    weights = draw(19, 70)
+    layout = matrix_layout(name, 19, 70)
+    assert layout.scales_offset % 64 == 0
+    tiles = layout.sections(pack(weights, layout))[1].reshape(2, groups * 32 + 64)
+    numbers = quantise(weights, name)
+    assert numbers.zeros is not None
+    for number, array in enumerate((numbers.scales, numbers.zeros)):
+        expected = np.zeros((32, groups), np.uint8)
+        expected[:19] = array
+        found = tiles[:, :-64].reshape(2, groups, 2, 16)[:, :, number]
+        np.testing.assert_array_equal(found, expected.reshape(2, 16, groups).transpose(0, 2, 1))
+    rows = tiles[:, -64:].copy().view(np.float32).reshape(32)
+    np.testing.assert_array_equal(rows[:19], numbers.row_scales)
+    assert not rows[19:].any()
 
 
 @pytest.mark.parametrize("name", ["f32", "bf16"])
@@ -229,7 +272,8 @@ def test_records_of_real_models_are_whole_pages_with_little_waste(
         assert layout.nbytes % 4096 == 0
         assert all(begin % 64 == 0 for _, begin, _ in layout.parts())
         if hidden > 1000:
-            assert layout.nbytes - weights * fmt.bits_per_weight / 8 < 4096
+            row_scales = (2 * ffn + hidden) * fmt.row_scale_nbytes // 16
+            assert layout.nbytes - weights * fmt.bits_per_weight / 8 - row_scales < 4096
 
 
 def test_packed_memory_is_aligned_to_cache_lines() -> None:

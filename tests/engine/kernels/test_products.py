@@ -28,7 +28,7 @@ from diskmoe.engine.kernels.products import (
     unpack_row,
 )
 from diskmoe.experts.compiled import kernel
-from diskmoe.experts.formats import FORMATS, dequantise
+from diskmoe.experts.formats import FORMATS, Quantised, dequantise
 from diskmoe.experts.tiles import (
     Bytes,
     MatrixLayout,
@@ -102,7 +102,7 @@ def case(fmt: str, rows: int, cols: int) -> tuple[Any, Any, Any, Any]:
 def twin(x: np.ndarray, packed: Bytes, layout: MatrixLayout) -> np.ndarray:
     if layout.format in ("f32", "bf16"):
         return naive.matmul_chains(x, unpack(packed, layout))
-    values, scales = unpack_values(packed, layout)
+    values, scales, zeros, row_scales = unpack_values(packed, layout)
     if layout.format == "fp8":
         ones = np.ones_like(scales)
         return naive.matmul_blocks(x, dequantise(values, ones), scales)
@@ -110,7 +110,7 @@ def twin(x: np.ndarray, packed: Bytes, layout: MatrixLayout) -> np.ndarray:
         doubled = np.array(E2M1_DOUBLED, np.int8)[values]
         halved = np.ldexp(np.float32(0.5), scales.astype(np.int32) - 127).astype(np.float32)
         return naive.matmul_quantised(x, doubled, halved)
-    return naive.matmul_quantised(x, values, scales)
+    return naive.matmul_quantised(x, values, scales, zeros, row_scales)
 
 
 def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
@@ -167,15 +167,31 @@ def test_products_are_near_those_of_the_dequantised_weights(fmt: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_largest_bytes_do_not_saturate(path: str) -> None:
-    for fmt, extreme in (("q8", 127.0), ("q4", -8.0), ("q4g64", -8.0), ("mxfp4", 6.0)):
+    for fmt, extreme in (("q8", 127.0), ("mxfp4", 6.0)):
         layout = matrix_layout(fmt, 16, 128)
         for weight_sign in (1, -1):
             weights = np.full((16, 128), extreme * weight_sign, np.float32)
-            packed = pack(weights, layout)
-            for sign in (1, -1):
-                x = np.full((5, 128), 127.0 * sign, np.float32)
-                wanted = naive.matmul(x, unpack(packed, layout))
-                assert (product(x, packed, layout, path) == wanted).all()
+            assert_exact(pack(weights, layout), layout, path)
+    for fmt in ("q4", "q4g64"):
+        layout = matrix_layout(fmt, 16, 128)
+        for code, zero in ((15, 0), (0, 255), (15, 255)):
+            numbers = two_level(layout, code, zero)
+            assert_exact(pack_values(numbers, layout), layout, path)
+
+
+def two_level(layout: MatrixLayout, code: int, zero: int, row_scale: float = 0.5) -> Quantised:
+    """A q4 matrix of one code and zero."""
+    values = np.full((layout.rows, layout.cols), code, np.uint8)
+    scales = np.full((layout.rows, layout.groups), 2, np.uint8)
+    zeros = np.full((layout.rows, layout.groups), zero, np.uint8)
+    return Quantised(values, scales, zeros, np.full(layout.rows, row_scale, np.float32))
+
+
+def assert_exact(packed: Bytes, layout: MatrixLayout, path: str) -> None:
+    for sign in (1, -1):
+        x = np.full((5, layout.cols), 127.0 * sign, np.float32)
+        wanted = naive.matmul(x, unpack(packed, layout))
+        assert (product(x, packed, layout, path) == wanted).all()
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -186,11 +202,45 @@ def test_any_packed_bytes_are_multiplied_exactly(fmt: str, path: str) -> None:
     x = np.full((5, 64), 127.0, np.float32)
     for byte in (0x80, 0x00, 0xFF, 0x7F):
         data = np.full(layout.nbytes, byte, np.uint8)
-        one = np.uint8(127) if fmt == "mxfp4" else np.float16(1.0)
-        data[layout.scales_offset :].view(one.dtype)[:] = one
+        scales = data[layout.scales_offset : layout.used_nbytes]
+        if FORMATS[fmt].two_level:  # zeros stay as they are
+            scales[:-64].reshape(layout.groups, 2, 16)[:, 0] = 1
+            scales[-64:].view(np.float32)[:] = 1.0
+        else:
+            one = np.uint8(127) if fmt == "mxfp4" else np.float16(1.0)
+            scales.view(one.dtype)[:] = one
         wanted = naive.matmul(x, unpack(data, layout))
         for n in (1, 5):
             assert (product(x[:n], data, layout, path) == wanted[:n]).all(), byte
+
+
+@pytest.mark.parametrize("fmt", INTEGERS)
+def test_bytes_that_mean_nothing_have_the_same_bits_on_every_path(fmt: str) -> None:
+    """Infinities and NaN among the scales come out as such."""
+    layout = matrix_layout(fmt, 48, 130)
+    data = np.random.default_rng(7).integers(0, 256, layout.nbytes).astype(np.uint8)
+    x = normal(5, 130, seed=1)
+    outputs = [product(x, data, layout, path) for path in PATHS]
+    for got in outputs[1:]:
+        np.testing.assert_array_equal(got, outputs[0])
+
+
+@pytest.mark.parametrize("fmt", ["q4", "q4g64"])
+def test_every_zero_and_scale_of_q4_is_exact(fmt: str) -> None:
+    layout = matrix_layout(fmt, 256, 64)
+    numbers = two_level(layout, 0, 0, 1.0)
+    assert numbers.zeros is not None
+    numbers.values[:, 0] = 1
+    every = np.arange(256, dtype=np.uint8)
+    for column in range(layout.groups):
+        numbers.zeros[:, column] = every
+        numbers.scales[:, column] = every[::-1]
+    packed = pack_values(numbers, layout)
+    x = np.zeros((1, 64), np.float32)
+    x[0, 0] = 127.0  # scale 1, value 127
+    wanted = np.float32(127.0) * (16 - every.astype(np.float32)) * every[::-1]
+    for path in PATHS:
+        np.testing.assert_array_equal(product(x, packed, layout, path)[0], wanted)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -225,7 +275,7 @@ def test_every_f16_scale_is_widened_exactly() -> None:
     layout = matrix_layout("q8", rows, 32)
     values, scales = np.zeros((rows, 32), np.int8), np.zeros((rows, 1), np.float16)
     values[:, 0], scales[: len(halves), 0] = 1, halves
-    packed = pack_values(values, scales, layout)
+    packed = pack_values(Quantised(values, scales), layout)
     x = np.zeros((1, 32), np.float32)
     x[0, 0] = 127.0  # scale 1, value 127
     wanted = np.float32(127.0) * halves.astype(np.float32)
@@ -239,7 +289,7 @@ def test_every_block_scale_of_mxfp4_is_exact() -> None:
     values = np.zeros((256, 32), np.uint8)
     values[:, 0] = 2  # 1.0
     scales = np.minimum(np.arange(256), 254).astype(np.uint8)[:, None]
-    packed = pack_values(values, scales, layout)
+    packed = pack_values(Quantised(values, scales), layout)
     x = np.zeros((1, 32), np.float32)
     x[0, 0] = 127.0
     with np.errstate(over="ignore"):
@@ -262,7 +312,7 @@ def test_prepared_rows_equal_their_twin(numbers: list[float], fmt: str) -> None:
     stored = prepared(x, kind)[0, : depth_of(kind, x.shape[1]) * size].reshape(-1, size)
     assert (stored[:, :group].view(np.int8) == values[0]).all()
     assert stored[:, group : group + 4].tobytes() == scales[0].tobytes()
-    zero = {"q8": 128, "q4": 8, "q4g64": 8, "mxfp4": 12}[fmt]
+    zero = {"q8": 128, "q4": 1, "q4g64": 1, "mxfp4": 12}[fmt]
     assert (stored[:, group + 4 :].copy().view(np.int32)[:, 0] == -zero * values[0].sum(1)).all()
 
 
