@@ -5,6 +5,7 @@ after an interrupt nobody wants to wait for compilers and threads to be taken do
 """
 
 import os
+import signal
 import sys
 
 
@@ -14,12 +15,16 @@ def main() -> int:
         if getattr(sys, name) is None:  # closed by the caller: print would pick another stream
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
+        from diskmoe.engine.interrupts import answer_at_once
+
+        answer_at_once()
         from diskmoe.engine.cli import main as command_line
 
         code = command_line()
     except KeyboardInterrupt:
         code = 130
     if code == 130:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing any more
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()

@@ -8,6 +8,7 @@ what one of the two has compiled the other finds on disk.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ import numpy as np
 from numba.core.event import Event, Listener, install_listener
 
 from diskmoe.engine.cores import usable_cores
+from diskmoe.engine.interrupts import interrupts_kept
 from diskmoe.engine.kernels.warm import WarmItem, kernel_items
 from diskmoe.engine.model.union import union_of
 from diskmoe.experts.budget import shown_bytes
@@ -75,14 +77,20 @@ def ready_kernels(formats: Sequence[str], packing: bool, say: Say) -> Readiness:
     started = time.perf_counter()
     items = warm_items(formats, packing)
     with ExitStack() as stack:
+        check = stack.enter_context(interrupts_kept())
         helper = stack.enter_context(_Helper(formats, packing))
         listener = _CompileListener(Readiness(len(items)), helper.start, say)
         stack.enter_context(install_listener(COMPILE, listener))
         stack.enter_context(install_listener(NOTES, listener))
-        left = [item for number, item in enumerate(items) if not _run_claimed(item, number, helper)]
-        helper.wait()
+        left = []
+        for number, item in enumerate(items):
+            if not _run_claimed(item, number, helper):
+                left.append(item)
+            check()
+        helper.wait(check)
         for item in left:  # found on disk, unless the helper came to harm
             item.run()
+            check()
     made = listener.made
     made.seconds = time.perf_counter() - started
     if made.compiled:
@@ -120,7 +128,8 @@ def warm_up(formats: Sequence[str], say: Say) -> None:
 def help_compiling(formats: Sequence[str], packing: bool, claims: Path, parent: int) -> None:
     """What the second process does: items nobody has claimed, for as long as there is a parent."""
     for number, item in enumerate(warm_items(formats, packing)):
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # it was ended without a chance to tidy up
+            shutil.rmtree(claims, ignore_errors=True)
             return
         if _claim(claims, number):
             item.run()
@@ -205,12 +214,16 @@ class _Helper:
             return
         self.claims = claims
 
-    def wait(self) -> None:
-        """Until it has nothing left to do."""
-        if self._process is not None:
+    def wait(self, check: Callable[[], None]) -> None:
+        """Until it has nothing left to do; `check` is called now and then."""
+        deadline = time.monotonic() + HELPER_SECONDS
+        while self._process is not None:
             try:
-                self._process.wait(HELPER_SECONDS)
+                self._process.wait(0.1)
+                return
             except subprocess.TimeoutExpired:
+                check()
+            if time.monotonic() > deadline:
                 self._process.kill()
 
     def __enter__(self) -> _Helper:  # noqa: PYI034 - Self is newer than Python 3.10

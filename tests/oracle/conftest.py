@@ -108,5 +108,10 @@ def random_model(tmp_path: Path) -> Callable[..., RandomModel]:
 
 
 @pytest.fixture
+def save_random() -> Callable[..., None]:
+    return save_random_model
+
+
+@pytest.fixture
 def oracle_of() -> Callable[[Path], Oracle]:
     return Oracle
