@@ -114,9 +114,9 @@ class ExpertStore:
         if self._under_way:
             return None
         state = self._layers[layer]
-        find = state.slot_of.get
-        slots = [find(expert) for expert in expert_ids.tolist()]
-        if None in slots:
+        try:
+            slots = [state.slot_of[expert] for expert in expert_ids.tolist()]
+        except KeyError:
             return None
         self._ticket += 1
         state.policy.touch_all(slots)
