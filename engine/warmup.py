@@ -216,15 +216,16 @@ class _Helper:
 
     def wait(self, check: Callable[[], None]) -> None:
         """Until it has nothing left to do; `check` is called now and then."""
+        if self._process is None:
+            return
         deadline = time.monotonic() + HELPER_SECONDS
-        while self._process is not None:
+        while time.monotonic() < deadline:
             try:
                 self._process.wait(0.1)
                 return
             except subprocess.TimeoutExpired:
                 check()
-            if time.monotonic() > deadline:
-                self._process.kill()
+        self._process.kill()
 
     def __enter__(self) -> _Helper:  # noqa: PYI034 - Self is newer than Python 3.10
         return self

@@ -94,6 +94,7 @@ def test_what_a_lost_helper_had_claimed_is_done_at_the_end(ran, monkeypatch) -> 
     monkeypatch.setattr(warmup, "usable_cores", lambda: (2, "two"))
     monkeypatch.setattr(warmup, "kernels_can_be_kept", lambda: True)
     monkeypatch.setattr(warmup.subprocess, "Popen", FakeProcess)
+    monkeypatch.setattr(warmup, "HELPER_SECONDS", 0)
     ready_kernels(["q8"], True, lambda line: None)
     assert ran == [0, 2, 1, 3]
     assert "sys.path[:] = " in FakeProcess.command[-1]  # never the working directory's modules
