@@ -135,6 +135,11 @@ class Model:
                 say(f"memory    {line.removeprefix('memory ')}")
             threads, reason = usable_cores()
             if options.threads is not None:
+                if options.threads > threads:
+                    say(
+                        f"note      THREADS={options.threads} where {threads} can be had ({reason}): "
+                        "threads that share a core wait for each other"
+                    )
                 threads, reason = options.threads, "as set"
             workers = Workers(threads)
             share = cached_share(opened.records.files)

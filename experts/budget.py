@@ -36,8 +36,8 @@ def available_memory(root: Path = Path("/")) -> tuple[int, str]:
         limit_name, usage_name, inactive = _MEMORY_FILES[version]
         limit = read_number(directory / limit_name)
         usage = read_number(directory / usage_name)
-        if limit is None or usage is None or limit >= _UNLIMITED:
-            continue
+        if limit is None or usage is None or not 0 <= limit < _UNLIMITED:
+            continue  # -1 is an old way to say that there is none
         left = max(limit - usage + _stat(directory / "memory.stat", inactive), 0)
         left = min(left, limit)
         if left < least:

@@ -52,6 +52,14 @@ def test_json_has_exactly_the_keys_of_the_contract(tiny, capsys) -> None:
     assert got["model"]["family"] == "qwen3_moe" and got["model"]["expert_format"] == "bf16"
 
 
+def test_more_threads_than_cores_are_used_and_said(tiny, capsys) -> None:
+    words = ["--model", str(tiny), "--ngen", "2", "--ctx", "64", "--prompt-ids", PROMPT_IDS]
+    assert main([*words, "--threads", "33"]) == 0
+    assert "note      THREADS=33 where " in capsys.readouterr().err
+    assert main([*words, "--threads", "1"]) == 0
+    assert "THREADS=1 where" not in capsys.readouterr().err
+
+
 def test_the_accounts_add_up(tiny, capsys) -> None:
     got = report(capsys, "--model", str(tiny), "--ngen", "12", "--cap", "2")
     layers, top_k = got["model"]["layers"], got["model"]["top_k"]

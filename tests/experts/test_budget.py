@@ -172,9 +172,10 @@ def test_a_group_over_its_limit_has_nothing_left(root: Path) -> None:
     assert available_memory(root)[0] == 0
 
 
-def test_nonsense_in_cgroup_files_is_passed_over(root: Path) -> None:
+@pytest.mark.parametrize(("limit", "usage"), [("lots", "?"), ("-1", "5"), ("", ""), ("5", "")])
+def test_nonsense_in_cgroup_files_is_passed_over(root: Path, limit: str, usage: str) -> None:
     (root / "proc/self/cgroup").write_text("nonsense\n0::/a\n1:memory\n")
-    write_all(root / "sys/fs/cgroup/a", memory__max="lots", memory__current="?")
+    write_all(root / "sys/fs/cgroup/a", memory__max=limit, memory__current=usage)
     assert available_memory(root)[0] == 10 * GIB
 
 
