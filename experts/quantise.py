@@ -7,7 +7,7 @@ format is; a kernel returns the first row with a weight that is not finite, or -
 
 import numpy as np
 
-from diskmoe.experts.compiled import kernel
+from diskmoe.experts.compiled import inner, kernel
 
 _ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding and taking it away rounds half to even
 # what q4's search pulls the lowest and the highest weight of a group in by at first, in ranges
@@ -43,6 +43,18 @@ def f16_value(bits):  # pragma: no cover - compiled
     return value
 
 
+@inner
+def _largest(weights, row, first, last):  # pragma: no cover - compiled
+    """The largest magnitude of weights[row, first:last], or -1 where one is not a finite number."""
+    largest = np.float32(0.0)
+    for col in range(first, last):
+        x = abs(weights[row, col])
+        if not x <= np.float32(3.4028235e38):
+            return np.float32(-1.0)
+        largest = max(largest, x)
+    return largest
+
+
 @kernel
 def quantise_q8(weights, values, scales):  # pragma: no cover - compiled
     """weights f32 (rows, cols) -> values i8 (rows, >= cols), scales u16 bits of f16 (rows, groups).
@@ -54,12 +66,9 @@ def quantise_q8(weights, values, scales):  # pragma: no cover - compiled
         for group in range(scales.shape[1]):
             first = group * 32
             last = min(first + 32, cols)
-            largest = np.float32(0.0)
-            for col in range(first, last):
-                x = abs(weights[row, col])
-                if not x <= np.float32(3.4028235e38):
-                    return row
-                largest = max(largest, x)
+            largest = _largest(weights, row, first, last)
+            if largest < np.float32(0.0):
+                return row
             bits = f16_bits(largest / np.float32(127.0))
             scales[row, group] = bits
             scale = f16_value(bits)
@@ -179,12 +188,9 @@ def quantise_q4(weights, codes, scales, zeros, row_scales):  # pragma: no cover 
     for first_row in range(0, rows, block):
         used = min(block, rows - first_row)
         for i in range(used):
-            largest = np.float32(0.0)
-            for col in range(cols):
-                w = abs(weights[first_row + i, col])
-                if not w <= np.float32(3.4028235e38):
-                    return first_row + i
-                largest = max(largest, w)
+            largest = _largest(weights, first_row + i, 0, cols)
+            if largest < np.float32(0.0):
+                return first_row + i
             # at most 100, so that the power and its inverse are normal numbers
             exponent = (np.int64(np.float32(largest).view(np.uint32)) >> 23) - 127
             exponents[i] = min(max(exponent, -100), 100)
@@ -248,11 +254,10 @@ def quantise_fp8(weights, values, scales):  # pragma: no cover - compiled
             last = min(block * 128 + 128, cols)
             largest = np.float32(0.0)
             for row in range(tile * 16, last_row):
-                for col in range(block * 128, last):
-                    x = abs(weights[row, col])
-                    if not x <= np.float32(3.4028235e38):
-                        return row
-                    largest = max(largest, x)
+                of_row = _largest(weights, row, block * 128, last)
+                if of_row < np.float32(0.0):
+                    return row
+                largest = max(largest, of_row)
             scale = largest / np.float32(448.0)
             scales[tile, block] = scale
             for row in range(tile * 16, last_row):
@@ -272,12 +277,9 @@ def quantise_mxfp4(weights, values, scales):  # pragma: no cover - compiled
         for group in range(scales.shape[1]):
             first = group * 32
             last = min(first + 32, cols)
-            largest = np.float32(0.0)
-            for col in range(first, last):
-                x = abs(weights[row, col])
-                if not x <= np.float32(3.4028235e38):
-                    return row
-                largest = max(largest, x)
+            largest = _largest(weights, row, first, last)
+            if largest < np.float32(0.0):
+                return row
             # The largest magnitude's power of two, less 2: that of the largest code, 6.
             code = max((np.int64(np.float32(largest).view(np.uint32)) >> 23) - 2, 0)
             scales[row, group] = code

@@ -239,6 +239,16 @@ def _block_values(
 
 
 @inner
+def _in_f32(part, kv, first, count, dims, kind, widened):  # pragma: no cover - compiled
+    """(address, bytes of a step) of f32 keys or values at positions first..first+count-1."""
+    if kind != KV_F32:
+        widen(part, kv, first, count, dims, kind, widened)
+        return widened, dims * 4
+    step = word_at(part + 8)
+    return word_at(part) + kv * word_at(part + 16) + first * step, step
+
+
+@inner
 def _attend_item(
     args, kv, first_head, per_row, first_row, rows, scratch, widened
 ):  # pragma: no cover - compiled
@@ -271,13 +281,7 @@ def _attend_item(
                 store_one(scores + j * 4, np.float32(-np.inf))
         for sub in range(0, used, room):
             count = min(room, used - sub)
-            keys = word_at(keys_part) + kv * word_at(keys_part + 16)
-            keys += (block + sub) * word_at(keys_part + 8)
-            step = word_at(keys_part + 8)
-            if kind != KV_F32:
-                widen(keys_part, kv, block + sub, count, dims, kind, widened)
-                keys = widened
-                step = dims * 4
+            keys, step = _in_f32(keys_part, kv, block + sub, count, dims, kind, widened)
             _block_scores(
                 args,
                 kv,
@@ -300,13 +304,7 @@ def _attend_item(
                 store_one(kept + m * 4, factor)
         for sub in range(0, used, room):
             count = min(room, used - sub)
-            values = word_at(values_part) + kv * word_at(values_part + 16)
-            values += (block + sub) * word_at(values_part + 8)
-            step = word_at(values_part + 8)
-            if kind != KV_F32:
-                widen(values_part, kv, block + sub, count, v_dims, kind, widened)
-                values = widened
-                step = v_dims * 4
+            values, step = _in_f32(values_part, kv, block + sub, count, v_dims, kind, widened)
             _block_values(
                 args,
                 kv,
