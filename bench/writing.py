@@ -12,9 +12,7 @@ import shutil
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import cast
@@ -30,6 +28,7 @@ from diskmoe.experts.budget import shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, DenseTensor
 from diskmoe.experts.container import DENSE_NAME, checksum, experts_name, record_name
 from diskmoe.experts.manifest import Manifest
+from diskmoe.experts.pieces import made_ahead
 from diskmoe.experts.safetensors_io import SafetensorsWriter
 from diskmoe.experts.tiles import Bytes, RecordLayout, aligned_zeros
 
@@ -155,17 +154,7 @@ class _Job:
             stored = [ggml_bytes(block) for block in blocks] if self._gguf is not None else []
             return _record(blocks, layout), stored
 
-        ahead: deque[Future[tuple[Bytes, list[Bytes]]]] = deque()
-        with ThreadPoolExecutor(threads, thread_name_prefix="diskmoe-synth") as pool:
-            try:
-                for expert in range(self.model.config.experts):
-                    ahead.append(pool.submit(make, expert))
-                    if len(ahead) > threads:
-                        yield ahead.popleft().result()
-                while ahead:
-                    yield ahead.popleft().result()
-            finally:
-                pool.shutdown(cancel_futures=True)
+        return made_ahead(make, self.model.config.experts, threads, "diskmoe-synth")
 
     def write_dense(self) -> None:
         """dense.safetensors, and the same tensors into the GGUF."""

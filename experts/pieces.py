@@ -5,8 +5,9 @@ a layer or of a matrix.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from diskmoe.experts.errors import BadModel
 from diskmoe.experts.records import CheckpointRecords
 from diskmoe.experts.safetensors_io import shown
 from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, aligned_zeros, matrix_layout, pack
+
+T = TypeVar("T")
 
 
 def in_order(records: CheckpointRecords, layer: int, threads: int) -> Generator[Bytes, None, None]:
@@ -28,11 +31,21 @@ def in_order(records: CheckpointRecords, layer: int, threads: int) -> Generator[
         records.load(layer, expert, record)
         return record
 
-    made: deque[Future[Bytes]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="diskmoe-convert") as pool:
+    return made_ahead(make, records.n_experts, threads, "diskmoe-convert")
+
+
+def made_ahead(
+    make: Callable[[int], T], count: int, threads: int, name: str
+) -> Generator[T, None, None]:
+    """make(0), make(1), ... in order; as many as there are threads, called `name`, are made ahead.
+
+    Closing it waits for the threads.
+    """
+    made: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
         try:
-            for expert in range(records.n_experts):
-                made.append(pool.submit(make, expert))
+            for number in range(count):
+                made.append(pool.submit(make, number))
                 if len(made) > threads:
                     yield made.popleft().result()
             while made:
