@@ -29,6 +29,9 @@ class Pacer:
         self._lock = threading.Lock()
         self._hurried = threading.Event()
 
+    def __str__(self) -> str:
+        return f"disk paced at {self.bytes_per_second / 1e6:g} MB/s"
+
     def ask(self, nbytes: int) -> float:
         """Queue a read up; returns the time at which the disk will have given its last byte."""
         with self._lock:
