@@ -5,7 +5,7 @@ numbers and the order of their use, nothing of slots, bytes, files or pins; the 
 same victims, so that a replay of a recorded routing (``diskmoe bench replay``) has the hits of the
 run. A fetch calls `use`, then `victim`, `drop` and `admit` in turns. Time is counted in uses.
 
->>> policy = POLICIES["lru"](2, 1)
+>>> policy = POLICIES["lru"](2)
 >>> policy.admit(5), policy.admit(9), policy.use([5]), policy.victim(())
 (None, None, None, 9)
 """
@@ -101,19 +101,17 @@ class _Ranked:
 
 
 class Lru(_Ranked):
-    """Least recently used: the reference. Of one use, lower numbers count as used earlier."""
+    """Least recently used: the reference. Of one use, lower numbers go first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._tick = 0
         self._last: dict[int, int] = {}
 
     def _note(self, experts: list[int]) -> None:
-        for self._tick, expert in enumerate(experts, self._tick + 1):
-            self._last[expert] = self._tick
+        self._last.update(dict.fromkeys(experts, self._now))
 
     def _rank(self, expert: int) -> Rank:
-        return (self._last.get(expert, 0),)
+        return (self._last.get(expert, 0), expert)
 
 
 class Slru(Lru):
@@ -141,7 +139,7 @@ class Slru(Lru):
         self._protected.pop(expert, None)
 
     def _rank(self, expert: int) -> Rank:
-        return (expert in self._protected, self._last.get(expert, 0))
+        return (expert in self._protected, *super()._rank(expert))
 
 
 class LeastStale(_Ranked):
@@ -204,8 +202,7 @@ class Lfru(Lfu):
 
     def _note(self, experts: list[int]) -> None:
         super()._note(experts)
-        for expert in experts:
-            self._last[expert] = self._now
+        self._last.update(dict.fromkeys(experts, self._now))
 
     def _rank(self, expert: int) -> Rank:
         age = self._now - self._last.get(expert, 0) + self._grace
@@ -215,11 +212,12 @@ class Lfru(Lfu):
         return self._standing(victim)[0] > self._margin * self._rank(expert)[0]
 
 
-# by name: makes the policy of a layer of n_slots slots in a model that chooses top_k experts
-POLICIES: Mapping[str, Callable[[int, int], Policy]] = {
-    "lru": lambda n_slots, top_k: Lru(),
-    "lfu": lambda n_slots, top_k: Lfu(),
-    "lfru": lambda n_slots, top_k: Lfru(),
-    "slru": lambda n_slots, top_k: Slru(max(1, n_slots // 2)),
-    "stale": lambda n_slots, top_k: LeastStale(),
+# by name: makes the policy of a layer with so many slots
+POLICIES: Mapping[str, Callable[[int], Policy]] = {
+    "lru": lambda n_slots: Lru(),
+    "lfu": lambda n_slots: Lfu(),
+    "lfru": lambda n_slots: Lfru(),
+    "slru": lambda n_slots: Slru(protected=max(1, n_slots // 2)),
+    "stale": lambda n_slots: LeastStale(),
 }
+AUTO = "lfru"  # never below lru in replay of real routing, and most above it: see bench/LOG.md
