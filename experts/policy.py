@@ -43,8 +43,8 @@ class Policy(Protocol):
         ...
 
 
-class _Ranked:
-    """What the policies share: the resident of lowest rank goes first, of equal ones the eldest.
+class Ranked:
+    """What all policies share: the resident of lowest rank goes first, of equal ones the eldest.
 
     The ranks of experts change with each use only, so they are sorted once a use, if at all.
     """
@@ -100,7 +100,7 @@ class _Ranked:
         return False
 
 
-class Lru(_Ranked):
+class Lru(Ranked):
     """Least recently used: the reference. Of one use, lower numbers go first."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Slru(Lru):
         return (expert in self._protected, *super()._rank(expert))
 
 
-class LeastStale(_Ranked):
+class LeastStale(Ranked):
     """What the present pass does not use goes first, in the order in which it came.
 
     The Least-Stale idea of SpecMD (arXiv 2602.03921), which is about one cache for all layers,
@@ -161,7 +161,7 @@ class LeastStale(_Ranked):
         return (expert in self._fresh,)
 
 
-class Lfu(_Ranked):
+class Lfu(Ranked):
     """Least frequently used, where a use counts half as much after `half_life` more uses.
 
     Uses of experts that are not resident are remembered too.
