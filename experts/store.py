@@ -15,6 +15,7 @@ prompt, a union larger than its layer) passes through scratch slots that all lay
         ...                                            # ids[positions] are in arena slots `slots`
 """
 
+import heapq
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -248,6 +249,26 @@ class ExpertStore:
         self._unfinished.abandon(self.n_experts)
         self._scratch = list(self._waves)
         self._unfinished = None
+
+    def shrink(self, n_bytes: int) -> int:
+        """Give back at least so many bytes, as far as every layer keeps a slot; the bytes freed.
+
+        The layers with the most slots give first. 0 where the system has no way to take it.
+        """
+        if not self.arena.can_release:
+            return 0
+        self._tidy()
+        freed = 0
+        largest = [(-state.n_slots, layer) for layer, state in self._layers.items()]
+        heapq.heapify(largest)
+        while freed < n_bytes and largest:
+            _, layer = heapq.heappop(largest)
+            slot = self._layers[layer].retire()
+            if slot is not None:
+                self.arena.release(slot)
+                freed += self.arena.slot_bytes
+                heapq.heappush(largest, (-self._layers[layer].n_slots, layer))
+        return freed
 
     def close(self) -> None:
         """End the reader threads and give the memory back; the source is closed too."""

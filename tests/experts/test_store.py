@@ -262,6 +262,22 @@ def test_slots_may_differ_by_layer_and_never_exceed_the_experts(source: FakeSour
         ExpertStore(source, 0, LAYERS, EXPERTS)
 
 
+def test_a_store_that_shrinks_gives_memory_back_and_goes_on(source: FakeSource) -> None:
+    store = ExpertStore(source, {3: 6, 5: 3}, LAYERS, EXPERTS)
+    consume(store, 3, ids(*range(6)))
+    consume(store, 5, ids(0, 1))
+    slot_bytes = store.arena.slot_bytes
+    assert store.shrink(3 * slot_bytes - 1) == 3 * slot_bytes
+    assert (store.slots(3), store.slots(5)) == (3, 3)  # those with most gave
+    assert list(store.resident(3)) == [3, 4, 5]
+    assert claims_are_true(store)
+    assert store.shrink(100 * slot_bytes) == 4 * slot_bytes
+    assert (store.slots(3), store.slots(5)) == (1, 1)
+    consume(store, 3, ids(*range(EXPERTS)))
+    consume(store, 5, ids(*range(EXPERTS)))
+    store.close()
+
+
 _UNIONS = st.lists(
     st.tuples(
         st.sampled_from(LAYERS), st.sets(st.integers(0, EXPERTS - 1), max_size=9), st.booleans()
