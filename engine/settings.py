@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diskmoe.engine.errors import BadRequest
+from diskmoe.experts.policy import AUTO, POLICIES
 
 PREFIX = "DISKMOE_"
 
@@ -166,6 +167,14 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         "hot-store slots per layer; else what the budget holds",
         "N",
+        "memory",
+    ),
+    Setting(
+        "POLICY",
+        _choice("auto", *POLICIES),
+        "auto",
+        f"which expert a slot loses; auto is {AUTO}",
+        "|".join(("auto", *POLICIES)),
         "memory",
     ),
     Setting(

@@ -315,13 +315,13 @@ def test_any_unions_behave_like_a_simple_lru(
             # read once each, and only what was not there
             assert sorted(source.loads[reads:]) == sorted((layer, e) for e in union - before)
             lru = model[layer]
-            for expert in sorted(union & set(lru)):
-                lru.move_to_end(expert)
             for expert in sorted(union - set(lru)):
                 if len(lru) == slots and not set(lru) <= union:
                     del lru[next(e for e in lru if e not in union)]
                 if len(lru) < slots:
                     lru[expert] = None
+            for expert in sorted(union & set(lru)):
+                lru.move_to_end(expert)
             assert after == set(lru)
         assert (store.counters.hits, store.counters.misses) == (hits, misses)
         assert store.counters.miss_bytes == sum(1000 + expert for _, expert in source.loads)
