@@ -21,9 +21,10 @@ from diskmoe.engine.model.families import FAMILIES
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.arena import HUGE_PAGE, Arena
-from diskmoe.experts.checkpoint import Checkpoint, DenseTensor
+from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, DenseTensor
 from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
+from diskmoe.experts.footprint import give_back
 from diskmoe.experts.rows import rows_on_disk
 from diskmoe.experts.tiles import ALIGNMENT, MatrixLayout, matrix_layout, pack
 
@@ -187,6 +188,7 @@ def load_dense(
             source.read_dense_into(name, out)
         else:
             source.pack(name, place.layout, out)
+    give_back()  # blocks of rows: the hot store is to have their memory
     return weights
 
 
@@ -207,6 +209,18 @@ def dense_bytes(
 ) -> int:
     """What ``load_dense(...).nbytes`` will be; nothing but headers is looked at."""
     return _total(_places(source, config, dense_format))
+
+
+def loader_bytes(source: Checkpoint | Container, config: ModelConfig) -> int:
+    """Most bytes that ``load_dense`` takes beside the finished weights, at a time.
+
+    A block of rows and its packing from a checkpoint; a converted model's matrices are read into
+    their places, its vectors (the router is the largest) are held twice on the way.
+    """
+    if isinstance(source, Checkpoint):
+        return 2 * ROW_BLOCK_BYTES
+    vectors = [tensor for tensor in tensor_plan(config).dense if tensor.kind == "vector"]
+    return 2 * max(4 * math.prod(tensor.shape) for tensor in vectors)
 
 
 def _places(
