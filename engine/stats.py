@@ -7,7 +7,6 @@ decode forward and plain decoding has exactly 1.0 tokens per forward.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field, fields
 from typing import Protocol
@@ -150,11 +149,6 @@ def peak_rss_bytes() -> int:
     except OSError:
         pass
     return int(peak) * 1024
-
-
-def current_rss_bytes() -> int:
-    """Memory resident now, in bytes."""
-    return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
 def phase_json(phase: Phase) -> dict[str, float | int | None]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.basic import rms_norm
-from diskmoe.engine.kernels.matmul import matmul, matmul_scratch_bytes, take_rows
+from diskmoe.engine.kernels.matmul import matmul, matmul_scratch_bytes
 from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.program import Program, Rows, address_of_array
 from diskmoe.engine.kernels.workers import Workers
@@ -114,7 +114,7 @@ class Transformer:
             return np.zeros((0, self.config.vocab), np.float32)
         self.kv.check_room(n)
         x = self._scratch.take("forward.x", n, self.config.hidden)
-        take_rows(self._embedding, tokens, x)
+        self._embedding.take(tokens, x)
         for index, layer in enumerate(self._layers):
             self.run_layer(layer, x, self.kv, index, rows == "none")
         hidden = self._scratch.take("forward.hidden", n, self.config.hidden)
@@ -203,7 +203,7 @@ class Transformer:
         """Embedding rows (n, hidden), a new array."""
         tokens = self._checked(ids)
         out = np.empty((len(tokens), self.config.hidden), np.float32)
-        return take_rows(self._embedding, tokens, out)
+        return self._embedding.take(tokens, out)
 
     def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
         tokens = np.asarray(ids)
