@@ -20,6 +20,7 @@ from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import dense_bytes, loader_bytes
 from diskmoe.engine.stats import peak_rss_bytes
 from diskmoe.engine.warmup import ready_kernels
+from diskmoe.experts.ahead import AHEAD_SLOTS
 from diskmoe.experts.budget import MemoryPlan, available_memory, plan_memory, shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
@@ -27,6 +28,7 @@ from diskmoe.experts.direct import DirectMode
 from diskmoe.experts.footprint import give_back, resident_bytes
 from diskmoe.experts.formats import FORMATS, format_for_bits
 from diskmoe.experts.pacer import Pacer
+from diskmoe.experts.policy import POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 
 Say = Callable[[str], None]
@@ -63,6 +65,8 @@ class Options:
     verify: bool = False
     kv: str = "f32"
     prefetch: str = "0"
+    policy: str = "auto"
+    trace: Path | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -82,6 +86,10 @@ class Options:
                 raise BadRequest(f"{name} is {value!r}; it must be 4, 8, 16 or 32")
         if self.ram_gb is not None and not (0 < self.ram_gb < math.inf):
             raise BadRequest(f"ram_gb is {self.ram_gb!r}; it must be a number above 0")
+        if self.policy not in ("auto", *POLICIES):
+            raise BadRequest(
+                f"policy is {self.policy!r}; it must be one of auto, {', '.join(POLICIES)}"
+            )
         if self.prefetch not in ("0", "1", "count"):
             raise BadRequest(f"prefetch is {self.prefetch!r}; it must be 0, 1 or count")
         if self.kv not in KV_KIND:
@@ -253,6 +261,11 @@ def wave_slots(options: Options, config: ModelConfig) -> int:
     return max(2 * options.io_threads, config.top_k) if config.moe_layers else 0
 
 
+def ahead_slots(options: Options, config: ModelConfig) -> int:
+    """Slots beside the hot store, for reads on speculation."""
+    return AHEAD_SLOTS if options.prefetch == "1" and config.moe_layers else 0
+
+
 def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
     """Where memory will go. Call it when all but weights, cache and store is in memory.
 
@@ -282,7 +295,7 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
         slot_bytes=layout.nbytes,
         n_moe_layers=len(config.moe_layers),
         n_experts=config.experts,
-        wave_slots=wave_slots(options, config),
+        wave_slots=wave_slots(options, config) + ahead_slots(options, config),
         wanted_cap=options.cap,
         context=opened.context,
         available=available,

@@ -215,6 +215,7 @@ SETTINGS: tuple[Setting, ...] = (
         "0|1|count",
         "speed",
     ),
+    Setting("TRACE", _text, None, "write which experts each token chose to FILE", "FILE", "output"),
     Setting("DRAFT", _integer(0, 48), None, "drafts per forward", "N", "drafts", NO_DRAFTS),
     Setting("MTP", switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
     Setting("GRAMMAR", _text, None, "GBNF file for drafts", "FILE", "drafts", NO_DRAFTS),

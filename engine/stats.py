@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
@@ -94,7 +94,7 @@ class Phase:
         return min(1.0, (self.read_seconds - self.read_wait_seconds) / self.hideable_seconds)
 
 
-Snapshot = dict[str, float]
+Snapshot = dict[str, Any]
 
 
 def snapshot(counters: Counters, selections: int) -> Snapshot:
