@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diskmoe.engine.errors import BadModel, BadRequest
@@ -17,15 +17,18 @@ from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
-from diskmoe.engine.model.weights import dense_bytes
-from diskmoe.engine.stats import current_rss_bytes, peak_rss_bytes
+from diskmoe.engine.model.weights import dense_bytes, loader_bytes
+from diskmoe.engine.stats import peak_rss_bytes
 from diskmoe.engine.warmup import ready_kernels
+from diskmoe.experts.ahead import AHEAD_SLOTS
 from diskmoe.experts.budget import MemoryPlan, available_memory, plan_memory, shown_bytes
-from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, TensorPlan
+from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.direct import DirectMode
+from diskmoe.experts.footprint import give_back, resident_bytes
 from diskmoe.experts.formats import FORMATS, format_for_bits
 from diskmoe.experts.pacer import Pacer
+from diskmoe.experts.policy import POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 
 Say = Callable[[str], None]
@@ -61,6 +64,9 @@ class Options:
     disk_bps: int | None = None
     verify: bool = False
     kv: str = "f32"
+    prefetch: str = "0"
+    policy: str = "auto"
+    trace: Path | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -80,6 +86,12 @@ class Options:
                 raise BadRequest(f"{name} is {value!r}; it must be 4, 8, 16 or 32")
         if self.ram_gb is not None and not (0 < self.ram_gb < math.inf):
             raise BadRequest(f"ram_gb is {self.ram_gb!r}; it must be a number above 0")
+        if self.policy not in ("auto", *POLICIES):
+            raise BadRequest(
+                f"policy is {self.policy!r}; it must be one of auto, {', '.join(POLICIES)}"
+            )
+        if self.prefetch not in ("0", "1", "count"):
+            raise BadRequest(f"prefetch is {self.prefetch!r}; it must be 0, 1 or count")
         if self.kv not in KV_KIND:
             raise BadRequest(f"kv is {self.kv!r}; it must be one of {', '.join(KV_KIND)}")
         if self.direct not in _DIRECT:
@@ -230,8 +242,7 @@ def _direct_mode(experts: int, options: Options) -> tuple[DirectMode, str]:
     """
     if options.direct != "auto":
         return _DIRECT[options.direct], ""
-    available, _ = available_memory()
-    if experts < available * PAGE_CACHE_SHARE:
+    if experts < available_memory().nbytes * PAGE_CACHE_SHARE:
         return "off", f"all experts, {shown_bytes(experts)}, fit in the page cache"
     return "auto", ""
 
@@ -242,10 +253,24 @@ def ready_model_kernels(opened: Opened, say: Say) -> None:
     ready_kernels(opened.kernel_formats, isinstance(opened.source, Checkpoint), say)
 
 
+def wave_slots(options: Options, config: ModelConfig) -> int:
+    """Slots beside the hot store, for a prompt's experts that pass through.
+
+    Enough that all readers have one to fill while the one before is computed, and for a row's own.
+    """
+    return max(2 * options.io_threads, config.top_k) if config.moe_layers else 0
+
+
+def ahead_slots(options: Options, config: ModelConfig) -> int:
+    """Slots beside the hot store, for reads on speculation."""
+    return AHEAD_SLOTS if options.prefetch == "1" and config.moe_layers else 0
+
+
 def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
     """Where memory will go. Call it when all but weights, cache and store is in memory.
 
-    What is resident then (interpreter, compiled kernels, tokenizer) is the plan's base.
+    What is resident then (interpreter, compiled kernels, tokenizer) is the plan's base. What is
+    held for nothing is given back first.
 
     Raises:
         OutOfBudget: not even one slot per layer fits; the message has all numbers.
@@ -253,31 +278,27 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
     config = opened.config
     chunk = min(options.prefill_chunk, opened.context)
     layout = opened.records.record_layout
-    held = current_rss_bytes()
-    free, where = available_memory()
+    give_back()
+    held = resident_bytes()
+    available = available_memory()
     # the budget is for the whole process, so what it holds already counts as available
-    free += held
-    if options.ram_gb is not None and options.ram_gb * 2**30 > free:
-        say(
-            f"note      RAM_GB={options.ram_gb:g} is more than the {shown_bytes(free)} {where}: "
-            "the system may run out of memory"
-        )
+    available = replace(available, nbytes=available.nbytes + held)
     plan = plan_memory(
         None if options.ram_gb is None else int(options.ram_gb * 2**30),
         base_bytes=held,
         dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
         kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
         # two rows of logits live at once, and the sampler's float64 copies of one
-        scratch_bytes=scratch_bytes(
-            config, chunk, 12, opened.context, layout, opened.dense_formats
-        ),
-        loader_bytes=2 * ROW_BLOCK_BYTES + opened.records.scratch_bytes,
+        scratch_bytes=opened.records.scratch_bytes
+        + scratch_bytes(config, chunk, 12, opened.context, layout, opened.dense_formats),
+        loader_bytes=loader_bytes(opened.source, config),
         slot_bytes=layout.nbytes,
         n_moe_layers=len(config.moe_layers),
         n_experts=config.experts,
+        wave_slots=wave_slots(options, config) + ahead_slots(options, config),
         wanted_cap=options.cap,
         context=opened.context,
-        available=(free, where),
+        available=available,
     )
     if peak_rss_bytes() > plan.budget_bytes:
         say(
