@@ -57,6 +57,7 @@ SETTINGS = (
     "DISK_BPS",
     "VERIFY",
     "PREFILL_CHUNK",
+    "PREFETCH",
     "EXPERT_BITS",
     "DENSE_BITS",
     "JSON",
@@ -220,7 +221,7 @@ def measure(
     from diskmoe.engine.decode import decode
     from diskmoe.engine.stats import RunStats
 
-    stats = RunStats(cache_state=_cache_state(model, warmed))
+    stats = RunStats(cache_state=_cache_state(model, warmed), recall=model.transformer.new_recall())
     ids = token_ids(model.opened.source.config, model.config.vocab, 0, prompt + tokens + 1)
     if trace is not None:
         model.transformer.choose_with(Replay(trace, prompt))

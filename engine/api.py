@@ -30,6 +30,7 @@ from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
 from diskmoe.engine.text.session import TextStream
 from diskmoe.engine.text.side import Prompt, TextSide
+from diskmoe.experts.ahead import AHEAD_SLOTS
 from diskmoe.experts.budget import MemoryPlan, shown_bytes
 from diskmoe.experts.pagecache import cached_share
 from diskmoe.experts.store import ExpertStore
@@ -150,9 +151,18 @@ class Model:
                 opened.config.moe_layers,
                 opened.config.experts,
                 options.io_threads,
+                ahead_slots=AHEAD_SLOTS if options.prefetch == "1" else 0,
             )
             kv = KvCache(opened.config, opened.context, kv_format=options.kv)
-            transformer = Transformer(opened.config, weights, store, kv, workers)
+            transformer = Transformer(
+                opened.config,
+                weights,
+                store,
+                kv,
+                workers,
+                look_ahead=options.prefetch != "0",
+                prefetch=options.prefetch == "1",
+            )
             model = cls(prepared, memory, transformer, store, workers, share)
         except BaseException:
             if workers is not None:
@@ -230,7 +240,7 @@ class Model:
         tokenizer = self.text.tokenizer
         if stop and tokenizer is None:
             raise BadRequest("a stop string needs a tokenizer, and this model has none")
-        stats = RunStats(cache_state=self._cache_state())
+        stats = RunStats(cache_state=self._cache_state(), recall=self._transformer.new_recall())
         valid = self.config.vocab if tokenizer is None else tokenizer.valid_mask
         self._runs += 1
         tokens = decode(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.stats import Counters, Phase, RunStats, Snapshot
+from diskmoe.engine.stats import Counters, Phase, RunStats, snapshot
 
 
 class _Cache(Protocol):
@@ -150,9 +150,9 @@ def _prefill(
 
 
 def _forward(target: Target, ids: Sequence[int], rows: str, phase: Phase) -> np.ndarray:
-    before = Snapshot.take(target.counters, target.selections)
+    before = snapshot(target.counters, target.selections)
     started = time.perf_counter()
     logits = target.forward(np.asarray(ids, dtype=np.int32), rows)
     seconds = time.perf_counter() - started
-    phase.add(before, Snapshot.take(target.counters, target.selections), len(ids), seconds)
+    phase.add(before, snapshot(target.counters, target.selections), len(ids), seconds)
     return logits

@@ -61,6 +61,7 @@ class Options:
     disk_bps: int | None = None
     verify: bool = False
     kv: str = "f32"
+    prefetch: str = "0"
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -80,6 +81,8 @@ class Options:
                 raise BadRequest(f"{name} is {value!r}; it must be 4, 8, 16 or 32")
         if self.ram_gb is not None and not (0 < self.ram_gb < math.inf):
             raise BadRequest(f"ram_gb is {self.ram_gb!r}; it must be a number above 0")
+        if self.prefetch not in ("0", "1", "count"):
+            raise BadRequest(f"prefetch is {self.prefetch!r}; it must be 0, 1 or count")
         if self.kv not in KV_KIND:
             raise BadRequest(f"kv is {self.kv!r}; it must be one of {', '.join(KV_KIND)}")
         if self.direct not in _DIRECT:

@@ -164,6 +164,7 @@ def options_from(values: Mapping[str, Value]) -> Any:
         disk_bps=values["DISK_BPS"].value,
         verify=values["VERIFY"].value,
         kv=values["KV"].value,
+        prefetch=values["PREFETCH"].value,
     )
 
 

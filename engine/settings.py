@@ -206,6 +206,15 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("VERIFY", switch, False, "compare each expert's checksum once", "0|1", "speed"),
     Setting("PREFILL_CHUNK", _integer(1, 4096), 256, "prompt rows per forward", "N", "speed"),
+    Setting(
+        "PREFETCH",
+        _choice("0", "1", "count"),
+        "0",
+        "read experts that the next layer will probably want while the disk is idle; "
+        "count: only count how good the guesses are",
+        "0|1|count",
+        "speed",
+    ),
     Setting("DRAFT", _integer(0, 48), None, "drafts per forward", "N", "drafts", NO_DRAFTS),
     Setting("MTP", switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
     Setting("GRAMMAR", _text, None, "GBNF file for drafts", "FILE", "drafts", NO_DRAFTS),

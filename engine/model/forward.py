@@ -23,7 +23,8 @@ from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.attention import Attention, attention_scratch_bytes
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.kvcache import KvCache
-from diskmoe.engine.model.moe import Choose, FeedForward, feed_forward_scratch_bytes
+from diskmoe.engine.model.lookahead import LookAhead, Recall
+from diskmoe.engine.model.moe import Choose, FeedForward, Record, feed_forward_scratch_bytes
 from diskmoe.engine.model.phases import RowBuilder, padded
 from diskmoe.engine.model.scratch import Floats, Scratch
 from diskmoe.engine.model.weights import DenseWeights, LayerWeights
@@ -52,7 +53,11 @@ class Transformer:
         store: ExpertStore,
         kv: KvCache,
         workers: Workers,
+        look_ahead: bool = False,
+        prefetch: bool = False,
     ) -> None:
+        """look_ahead: guess each layer's experts one layer before and count how good the guesses
+        are; prefetch: and let the store read them while the disk has nothing else to do."""
         self.config = config
         self.kv = kv
         self._weights = weights  # keeps the memory of the views below
@@ -64,7 +69,11 @@ class Transformer:
         self._head = weights.head(config)
         self._layers = [weights.layer(config, i) for i in range(config.layers)]
         self._attention = Attention(config, kv.capacity, workers.n_threads)
-        self._feed_forward = FeedForward(config, store, workers, self._scratch)
+        self._ahead = LookAhead(config) if look_ahead or prefetch else None
+        self._next = dict(zip(map(id, self._layers), self._layers[1:], strict=False))
+        self._feed_forward = FeedForward(
+            config, store, workers, self._scratch, self._ahead, prefetch
+        )
         self._hidden: Floats = np.zeros((0, config.hidden), np.float32)
         self._programs: dict[int, dict[tuple[int, ...], _Layer]] = {}  # by number of rows
         self._moves = 0  # of the scratch, when they were made
@@ -147,6 +156,8 @@ class Transformer:
             self._attention.add(first, normed, layer.attention, kv, kv_layer, x)
             normed = first.normed("layer.normed", x, layer.ffn_norm, epsilon)
             self._feed_forward.add(first, normed, layer, x)
+            if self._ahead is not None and id(layer) in self._next:
+                self._ahead.add(first, x, self._next[id(layer)])
             finish = None
             if layer.dense is None:
                 finish = self._feed_forward.finish(last, normed, layer, x)
@@ -167,9 +178,21 @@ class Transformer:
         self._feed_forward.forget()
         self._moves = self._scratch.moves
 
+    def new_recall(self) -> Recall | None:
+        """Counts from now on how good the guesses of the next layer's experts are, in the object
+        returned; None when nobody guesses."""
+        if self._ahead is None:
+            return None
+        self._ahead.recall = Recall()
+        return self._ahead.recall
+
     def choose_with(self, choose: Choose | None) -> None:
         """For benchmarks: ``choose(layer, ids, shares)`` may change what the router chose."""
         self._feed_forward.choose = choose
+
+    def record_with(self, record: Record | None) -> None:
+        """``record(layer, ids, of_a_prompt)`` is told what every layer's rows chose."""
+        self._feed_forward.record = record
 
     def head(self, hidden: Floats) -> Floats:
         """hidden (m, hidden), after a final norm -> logits f32 (m, vocab), a new array."""

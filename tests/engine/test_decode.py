@@ -25,6 +25,10 @@ class Counters:
     misses: int = 0
     miss_bytes: int = 0
     read_wait_seconds: float = 0.0
+    read_seconds: float = 0.0
+    hideable_seconds: float = 0.0
+    ahead_hits: int = 0
+    ahead_bytes: int = 0
 
 
 @dataclass
