@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diskmoe.engine.errors import BadModel, BadRequest
@@ -17,21 +17,27 @@ from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
-from diskmoe.engine.model.weights import dense_bytes
-from diskmoe.engine.stats import current_rss_bytes, peak_rss_bytes
+from diskmoe.engine.model.weights import dense_bytes, loader_bytes
+from diskmoe.engine.stats import peak_rss_bytes
 from diskmoe.engine.warmup import ready_kernels
+from diskmoe.experts.ahead import AHEAD_SLOTS
 from diskmoe.experts.budget import MemoryPlan, available_memory, plan_memory, shown_bytes
-from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, TensorPlan
+from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.direct import DirectMode
+from diskmoe.experts.footprint import give_back, resident_bytes
 from diskmoe.experts.formats import FORMATS, format_for_bits
 from diskmoe.experts.pacer import Pacer
+from diskmoe.experts.policy import POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 
 Say = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
 MOST_TIMES_CONTEXT = 8  # beyond the trained positions; more is a slip of the finger
 PAGE_CACHE_SHARE = 0.25  # of available memory: experts below it are left to the page cache
+LEAST_CHUNK = 256  # prompt rows that go through the model at once, and where memory allows
+MOST_CHUNK = 1024
+CHUNK_SHARE = 0.03  # of the hot store, that twice as long chunks may take for their scratch
 _LAYER = re.compile(r"\blayers\.(\d{1,6})\.")
 _DIRECT: Mapping[str, DirectMode] = {"auto": "auto", "1": "on", "0": "off"}
 
@@ -57,11 +63,14 @@ class Options:
     threads: int | None = None
     io_threads: int = 4
     direct: str = "auto"
-    prefill_chunk: int = 256
+    prefill_chunk: int | None = None
     disk_bps: int | None = None
     verify: bool = False
     kv: str = "f32"
     prefetch: str = "0"
+    policy: str = "auto"
+    trace: Path | None = None
+    longest_prompt: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -70,6 +79,7 @@ class Options:
             ("threads", 1),
             ("io_threads", 1),
             ("prefill_chunk", 1),
+            ("longest_prompt", 1),
             ("disk_bps", 1),
         ):
             value = getattr(self, name)
@@ -81,6 +91,10 @@ class Options:
                 raise BadRequest(f"{name} is {value!r}; it must be 4, 8, 16 or 32")
         if self.ram_gb is not None and not (0 < self.ram_gb < math.inf):
             raise BadRequest(f"ram_gb is {self.ram_gb!r}; it must be a number above 0")
+        if self.policy not in ("auto", *POLICIES):
+            raise BadRequest(
+                f"policy is {self.policy!r}; it must be one of auto, {', '.join(POLICIES)}"
+            )
         if self.prefetch not in ("0", "1", "count"):
             raise BadRequest(f"prefetch is {self.prefetch!r}; it must be 0, 1 or count")
         if self.kv not in KV_KIND:
@@ -233,8 +247,7 @@ def _direct_mode(experts: int, options: Options) -> tuple[DirectMode, str]:
     """
     if options.direct != "auto":
         return _DIRECT[options.direct], ""
-    available, _ = available_memory()
-    if experts < available * PAGE_CACHE_SHARE:
+    if experts < available_memory().nbytes * PAGE_CACHE_SHARE:
         return "off", f"all experts, {shown_bytes(experts)}, fit in the page cache"
     return "auto", ""
 
@@ -245,43 +258,82 @@ def ready_model_kernels(opened: Opened, say: Say) -> None:
     ready_kernels(opened.kernel_formats, isinstance(opened.source, Checkpoint), say)
 
 
+def wave_slots(options: Options, config: ModelConfig) -> int:
+    """Slots beside the hot store, for a prompt's experts that pass through.
+
+    Enough that all readers have one to fill while the one before is computed, and for a row's own.
+    """
+    return max(2 * options.io_threads, config.top_k) if config.moe_layers else 0
+
+
+def ahead_slots(options: Options, config: ModelConfig) -> int:
+    """Slots beside the hot store, for reads on speculation."""
+    return AHEAD_SLOTS if options.prefetch == "1" and config.moe_layers else 0
+
+
+def _scratch_bytes(opened: Opened, rows: int) -> int:
+    """Working memory for prompt chunks of so many rows; of logits, two rows live at once, beside
+    the sampler's float64 copies of one."""
+    config, layout = opened.config, opened.records.record_layout
+    working = scratch_bytes(config, rows, 12, opened.context, layout, opened.dense_formats)
+    return opened.records.scratch_bytes + working
+
+
+def _with_longer_chunks(
+    plan: MemoryPlan, opened: Opened, most_rows: int, plan_with: Callable[[int], MemoryPlan]
+) -> MemoryPlan:
+    """The plan with chunks doubled for as long as that takes little from the hot store.
+
+    Each chunk of a prompt reads every expert that is not resident, so fewer chunks read less.
+    """
+    rows = LEAST_CHUNK
+    while rows < min(MOST_CHUNK, most_rows) and plan.slots_per_layer < opened.config.experts:
+        rows *= 2
+        more = _scratch_bytes(opened, min(rows, most_rows)) - plan.request.scratch_bytes
+        if more > plan.arena_bytes * CHUNK_SHARE:
+            break
+        plan = plan_with(rows)
+    return plan
+
+
 def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
     """Where memory will go. Call it when all but weights, cache and store is in memory.
 
-    What is resident then (interpreter, compiled kernels, tokenizer) is the plan's base.
+    What is resident then (interpreter, compiled kernels, tokenizer) is the plan's base. What is
+    held for nothing is given back first.
 
     Raises:
         OutOfBudget: not even one slot per layer fits; the message has all numbers.
     """
-    config = opened.config
-    chunk = min(options.prefill_chunk, opened.context)
-    layout = opened.records.record_layout
-    held = current_rss_bytes()
-    free, where = available_memory()
+    give_back()
+    held = resident_bytes()
+    available = available_memory()
     # the budget is for the whole process, so what it holds already counts as available
-    free += held
-    if options.ram_gb is not None and options.ram_gb * 2**30 > free:
-        say(
-            f"note      RAM_GB={options.ram_gb:g} is more than the {shown_bytes(free)} {where}: "
-            "the system may run out of memory"
+    available = replace(available, nbytes=available.nbytes + held)
+    config, most_rows = opened.config, min(options.longest_prompt or opened.context, opened.context)
+
+    def plan_with(rows: int) -> MemoryPlan:
+        rows = min(rows, most_rows)
+        return plan_memory(
+            None if options.ram_gb is None else int(options.ram_gb * 2**30),
+            base_bytes=held,
+            dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
+            kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
+            scratch_bytes=_scratch_bytes(opened, rows),
+            loader_bytes=loader_bytes(opened.source, config),
+            slot_bytes=opened.records.record_layout.nbytes,
+            n_moe_layers=len(config.moe_layers),
+            n_experts=config.experts,
+            wave_slots=wave_slots(options, config) + ahead_slots(options, config),
+            wanted_cap=options.cap,
+            context=opened.context,
+            prompt_rows=rows,
+            available=available,
         )
-    plan = plan_memory(
-        None if options.ram_gb is None else int(options.ram_gb * 2**30),
-        base_bytes=held,
-        dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
-        kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
-        # two rows of logits live at once, and the sampler's float64 copies of one
-        scratch_bytes=scratch_bytes(
-            config, chunk, 12, opened.context, layout, opened.dense_formats
-        ),
-        loader_bytes=2 * ROW_BLOCK_BYTES + opened.records.scratch_bytes,
-        slot_bytes=layout.nbytes,
-        n_moe_layers=len(config.moe_layers),
-        n_experts=config.experts,
-        wanted_cap=options.cap,
-        context=opened.context,
-        available=(free, where),
-    )
+
+    plan = plan_with(options.prefill_chunk or LEAST_CHUNK)
+    if options.prefill_chunk is None:
+        plan = _with_longer_chunks(plan, opened, most_rows, plan_with)
     if peak_rss_bytes() > plan.budget_bytes:
         say(
             f"note      compiling the kernels took {shown_bytes(peak_rss_bytes())}, more than the "

@@ -7,10 +7,9 @@ decode forward and plain decoding has exactly 1.0 tokens per forward.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
@@ -95,7 +94,7 @@ class Phase:
         return min(1.0, (self.read_seconds - self.read_wait_seconds) / self.hideable_seconds)
 
 
-Snapshot = dict[str, float]
+Snapshot = dict[str, Any]
 
 
 def snapshot(counters: Counters, selections: int) -> Snapshot:
@@ -150,11 +149,6 @@ def peak_rss_bytes() -> int:
     except OSError:
         pass
     return int(peak) * 1024
-
-
-def current_rss_bytes() -> int:
-    """Memory resident now, in bytes."""
-    return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
 def phase_json(phase: Phase) -> dict[str, float | int | None]:

@@ -188,6 +188,11 @@ class Container:
         self._info(name)
         return self._layouts.get(name)
 
+    def dense_place(self, name: str) -> tuple[Path, int]:
+        """(file, offset) of a dense tensor's bytes."""
+        info = self._info(name)
+        return info.path, info.offset
+
     def read_dense(self, name: str) -> Bytes | npt.NDArray[np.float32]:
         """A matrix as its packed bytes u8 (nbytes,), 64-aligned; a vector as f32 in its shape."""
         info = self._info(name)

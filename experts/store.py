@@ -84,7 +84,7 @@ class ExpertStore:
                 raise ValueError(f"layer {layer}: {count} slots; at least one is needed")
             self._layers[layer] = LayerSlots(range(n_slots, n_slots + count), policy(count))
             n_slots += count
-        if wave_slots < 1:
+        if wave_slots < 1 and self._layers:
             raise ValueError(f"{wave_slots} scratch slots; at least one is needed")
         self._waves = range(n_slots, n_slots + wave_slots)
         self._scratch = list(self._waves)
@@ -187,6 +187,9 @@ class ExpertStore:
                 missing -= len(batch)
             clock.book(self.counters)
             self._unfinished = None
+        except (KeyboardInterrupt, GeneratorExit):
+            self._source.hurry()
+            raise
         finally:
             if ticket == self._ticket:
                 self._tidy()
@@ -286,6 +289,22 @@ class ExpertStore:
         self._scratch = list(self._waves)
         self._unfinished = None
 
+    def pin(self, layer: int, expert_ids: Ids) -> int:
+        """Read these experts into slots that they keep for good; how many found room.
+
+        A layer keeps one slot for the others. Before anything is fetched; raises ReadFailed.
+        """
+        state = self._layers[layer]
+        pinned = 0
+        for expert in expert_ids.tolist():
+            slot = state.pin() if expert not in state.slot_of else None
+            if slot is None:
+                continue
+            self._source.load(layer, expert, self.arena.slot(slot))
+            state.arrived(expert, slot)
+            pinned += 1
+        return pinned
+
     def shrink(self, n_bytes: int) -> int:
         """Give back at least so many bytes, as far as every layer keeps a slot; the bytes freed.
 
@@ -309,6 +328,7 @@ class ExpertStore:
     def close(self) -> None:
         """End the reader threads and give the memory back; the source is closed too."""
         self._ticket += 1
+        self._source.hurry()
         self._tidy()
         self._pool.close()
         self._source.close()

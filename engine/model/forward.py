@@ -8,7 +8,7 @@ threads, or on which experts were in memory (row invariance); so a verify of dra
 chunks and plain decoding all tell the same story, to the bit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.basic import rms_norm
-from diskmoe.engine.kernels.matmul import matmul, matmul_scratch_bytes, take_rows
+from diskmoe.engine.kernels.matmul import matmul, matmul_scratch_bytes
 from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.program import Program, Rows, address_of_array
 from diskmoe.engine.kernels.workers import Workers
@@ -98,14 +98,19 @@ class Transformer:
         """(n, hidden) after the final norm, all rows of the last forward; valid until the next."""
         return self._hidden
 
-    def forward(self, ids: npt.ArrayLike, rows: Wanted = "last") -> Floats:
+    def forward(
+        self,
+        ids: npt.ArrayLike,
+        rows: Wanted = "last",
+        on_layer: Callable[[int, int], None] | None = None,
+    ) -> Floats:
         """Append the tokens to the cache and return logits of the last row, of all, or of none.
 
         ids (n,) -> f32 (1 | n | 0, vocab), an array of the caller's own. Where n is 0 nothing
         happens. Rows of which no logits are wanted are a prompt's: most of their experts pass
         through the hot store and leave it as it is. Raises BadRequest for an id outside the
         vocabulary or when n rows do not fit the cache, ReadFailed when an expert cannot be read;
-        the cache is then as it was before.
+        the cache is then as it was before. ``on_layer(done, layers)`` is called after each layer.
         """
         tokens = self._checked(ids)
         n = len(tokens)
@@ -114,9 +119,11 @@ class Transformer:
             return np.zeros((0, self.config.vocab), np.float32)
         self.kv.check_room(n)
         x = self._scratch.take("forward.x", n, self.config.hidden)
-        take_rows(self._embedding, tokens, x)
+        self._embedding.take(tokens, x)
         for index, layer in enumerate(self._layers):
             self.run_layer(layer, x, self.kv, index, rows == "none")
+            if on_layer is not None:
+                on_layer(index + 1, len(self._layers))
         hidden = self._scratch.take("forward.hidden", n, self.config.hidden)
         self._hidden = rms_norm(x, self._final_norm, self.config.norm_epsilon, hidden)
         wanted = {"last": hidden[-1:], "all": hidden, "none": hidden[:0]}[rows]
@@ -191,7 +198,7 @@ class Transformer:
         self._feed_forward.choose = choose
 
     def record_with(self, record: Record | None) -> None:
-        """``record(layer, ids, of_a_prompt)`` is told what every layer's rows chose."""
+        """``record(layer, ids, phase)`` is told what every layer's rows chose (``experts.trace``)."""
         self._feed_forward.record = record
 
     def head(self, hidden: Floats) -> Floats:
@@ -203,7 +210,7 @@ class Transformer:
         """Embedding rows (n, hidden), a new array."""
         tokens = self._checked(ids)
         out = np.empty((len(tokens), self.config.hidden), np.float32)
-        return take_rows(self._embedding, tokens, out)
+        return self._embedding.take(tokens, out)
 
     def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
         tokens = np.asarray(ids)

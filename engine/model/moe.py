@@ -32,10 +32,11 @@ from diskmoe.engine.model.weights import FfnWeights, LayerWeights
 from diskmoe.experts.slots import most_recent_first
 from diskmoe.experts.store import ExpertStore
 from diskmoe.experts.tiles import RecordLayout
+from diskmoe.experts.trace import DECODE, PROMPT
 
 Ints = npt.NDArray[np.int32]
 Choose = Callable[[int, Ints, Floats], None]
-Record = Callable[[int, Ints, bool], None]
+Record = Callable[[int, Ints, int], None]
 
 
 class _Routed:
@@ -78,7 +79,7 @@ class FeedForward:
         self.selections = 0  # (row, expert) pairs so far; never a count of reads
         # for benchmarks: may change the ids and shares of a layer's rows after the router
         self.choose: Choose | None = None
-        # told what each layer's rows chose: (layer, ids (n, top_k), whether of a prompt)
+        # told what each layer's rows chose: (layer, ids (n, top_k), PROMPT or DECODE)
         self.record: Record | None = None
         self._ahead = ahead
         self._prefetch = prefetch
@@ -126,7 +127,7 @@ class FeedForward:
         if self.choose is not None:
             self.choose(layer, routed.ids, routed.shares)
         if self.record is not None:
-            self.record(layer, routed.ids, prompt)
+            self.record(layer, routed.ids, PROMPT if prompt else DECODE)
         if self._ahead is not None and not prompt:
             self._look_ahead(self._ahead, layer, routed.ids)
         union = routed.union

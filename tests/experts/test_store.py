@@ -41,6 +41,9 @@ class FakeSource:
         self.before(layer, expert)
         slot[:] = layer * 16 + expert
 
+    def hurry(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -260,6 +263,17 @@ def test_slots_may_differ_by_layer_and_never_exceed_the_experts(source: FakeSour
     store.close()
     with pytest.raises(ValueError, match="at least one"):
         ExpertStore(source, 0, LAYERS, EXPERTS)
+
+
+def test_pinned_experts_are_read_at_once_and_stay(make: Callable, source: FakeSource) -> None:
+    store = make(3)
+    assert store.pin(3, ids(4, 9, 11)) == 2  # a slot is left for the others
+    assert source.loads == [(3, 4), (3, 9)]
+    for expert in range(EXPERTS):
+        consume(store, 3, ids(expert))
+    assert {4, 9} < set(store.resident(3).tolist())
+    assert store.slots(3) == 3
+    assert claims_are_true(store)
 
 
 def test_a_store_that_shrinks_gives_memory_back_and_goes_on(source: FakeSource) -> None:
