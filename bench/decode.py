@@ -42,7 +42,7 @@ before the clock starts.
   --json             one JSON object: the keys of a run's report, and prompt_tok_per_s
 
 Settings of a run that apply: --threads, --cap, --ram-gb, --ctx, --io-threads, --direct,
---prefill-chunk, --expert-bits, --dense-bits (see diskmoe --help).
+--disk-bps, --verify, --prefill-chunk, --expert-bits, --dense-bits (see diskmoe --help).
 """
 FLAGS = {"--tokens": True, "--prompt": True, "--warm": True, "--routing": True}
 SETTINGS = (
@@ -54,6 +54,8 @@ SETTINGS = (
     "KV",
     "IO_THREADS",
     "DIRECT",
+    "DISK_BPS",
+    "VERIFY",
     "PREFILL_CHUNK",
     "EXPERT_BITS",
     "DENSE_BITS",

@@ -194,6 +194,7 @@ class Model:
             expert_format=records.expert_format,
             budget_bytes=self.memory.budget_bytes,
             slots_per_layer=self.memory.slots_per_layer,
+            paced=str(records.pacer or ""),
         )
 
     def generate(

@@ -23,9 +23,10 @@ from diskmoe.engine.warmup import ready_kernels
 from diskmoe.experts.budget import MemoryPlan, available_memory, plan_memory, shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
+from diskmoe.experts.direct import DirectMode
 from diskmoe.experts.footprint import give_back, resident_bytes
 from diskmoe.experts.formats import FORMATS, format_for_bits
-from diskmoe.experts.reader import DirectMode
+from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 
 Say = Callable[[str], None]
@@ -42,7 +43,8 @@ class Options:
 
     cap: hot-store slots per layer. expert_bits, dense_bits: 4, 8, 16 or 32, for checkpoints that
     are quantised on the way in. ctx: positions of the KV cache. ram_gb: memory budget in GiB.
-    kv: format of the KV cache, f32, f16 or q8; all but f32 change the text.
+    kv: format of the KV cache, f32, f16 or q8; all but f32 change the text. disk_bps: the bytes a
+    second that reading experts is held down to. verify: compare each expert's checksum once.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -57,6 +59,8 @@ class Options:
     io_threads: int = 4
     direct: str = "auto"
     prefill_chunk: int = 256
+    disk_bps: int | None = None
+    verify: bool = False
     kv: str = "f32"
 
     def __post_init__(self) -> None:
@@ -66,6 +70,7 @@ class Options:
             ("threads", 1),
             ("io_threads", 1),
             ("prefill_chunk", 1),
+            ("disk_bps", 1),
         ):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
@@ -92,13 +97,17 @@ class Opened:
     plan: TensorPlan
     dense_format: str | None  # None: each matrix keeps its own
     records: ContainerRecords | CheckpointRecords
-    io_mode: str  # how experts are read, and why so
     context: int  # positions of the KV cache
     notes: tuple[str, ...]
 
     @property
     def name(self) -> str:
         return self.path.resolve().name
+
+    @property
+    def io_mode(self) -> str:
+        """How experts are read, and why so."""
+        return self.records.io_mode
 
     @property
     def dense_formats(self) -> tuple[str, ...]:
@@ -128,8 +137,9 @@ def _open_container(path: Path, options: Options) -> Opened:
     config = read_config(container.config, str(path / "config.json"))
     plan = tensor_plan(config, container.has)
     verify_container(container, plan)
-    direct, why = _direct_mode(container, options)
-    records = ContainerRecords(container, direct)
+    each = container.record_layout.nbytes
+    direct, why = _direct_mode(len(container.layers) * container.n_experts * each, options)
+    records = ContainerRecords(container, direct, options.verify, _pacer(options), why)
     context, notes = _context(config, options)
     for name, bits, own in (
         ("EXPERT_BITS", options.expert_bits, container.expert_format),
@@ -144,7 +154,6 @@ def _open_container(path: Path, options: Options) -> Opened:
         plan,
         container.dense_format,
         records,
-        f"plain reads: {why}" if why else records.io_mode,
         context,
         tuple(notes),
     )
@@ -159,14 +168,18 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
     context, notes = _context(config, options)
     expert_format = format_for_bits(options.expert_bits) if options.expert_bits else None
     dense_format = format_for_bits(options.dense_bits) if options.dense_bits else None
-    records = CheckpointRecords(checkpoint, plan, expert_format, options.io_threads)
+    each = sum(checkpoint.info(n).nbytes for layer in plan.experts for n in layer.names(0))
+    direct, why = _direct_mode(plan.n_experts * each, options)
+    records = CheckpointRecords(
+        checkpoint, plan, expert_format, options.io_threads, direct, _pacer(options), why
+    )
     if expert_format is not None and FORMATS[expert_format].quantised:
         notes.append(
             f"experts are quantised to {expert_format} at every miss; "
             "'diskmoe convert' does it once and makes each expert one read"
         )
-    if options.direct == "1":
-        notes.append("DIRECT=1 has no effect on a checkpoint that is not converted")
+    if options.verify:
+        notes.append("VERIFY has no effect on a checkpoint that is not converted: no checksums")
     return Opened(
         path,
         checkpoint,
@@ -174,7 +187,6 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
         plan,
         dense_format,
         records,
-        records.io_mode,
         context,
         tuple(notes),
     )
@@ -207,15 +219,18 @@ def _context(config: ModelConfig, options: Options) -> tuple[int, list[str]]:
     return options.ctx, []
 
 
-def _direct_mode(container: Container, options: Options) -> tuple[DirectMode, str]:
-    """Whether to read past the page cache, and why not when that was decided here.
+def _pacer(options: Options) -> Pacer | None:
+    return Pacer(options.disk_bps) if options.disk_bps else None
+
+
+def _direct_mode(experts: int, options: Options) -> tuple[DirectMode, str]:
+    """Whether to read `experts` bytes past the page cache, and why not when it was decided here.
 
     O_DIRECT wins where reads are large and the page cache could not hold the experts anyway; a
     small model is better served by the page cache (bench/LOG.md).
     """
     if options.direct != "auto":
         return _DIRECT[options.direct], ""
-    experts = len(container.layers) * container.n_experts * container.record_layout.nbytes
     if experts < available_memory().nbytes * PAGE_CACHE_SHARE:
         return "off", f"all experts, {shown_bytes(experts)}, fit in the page cache"
     return "auto", ""

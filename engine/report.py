@@ -58,6 +58,7 @@ class ModelFacts:
     expert_format: str
     budget_bytes: int
     slots_per_layer: int
+    paced: str = ""  # what a disk made slow is called in the report
 
 
 def shown(value: Any) -> str:
@@ -159,7 +160,7 @@ def report_lines(stats: RunStats, facts: ModelFacts) -> list[str]:
             f"{decode.misses} misses, {decode.selections} selections), "
             f"{facts.slots_per_layer} of {facts.experts} slots/layer; read "
             f"{shown_bytes(decode.miss_bytes)}, {shown_bytes(stats.bytes_per_token or 0)}/token; "
-            f"cache {stats.cache_state}"
+            f"cache {stats.cache_state}" + (f"; {facts.paced}" if facts.paced else "")
         )
     lines.append(
         f"time      read wait {decode.read_wait_seconds:.2f} s, "

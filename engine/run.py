@@ -161,6 +161,8 @@ def options_from(values: Mapping[str, Value]) -> Any:
         io_threads=values["IO_THREADS"].value,
         direct=values["DIRECT"].value,
         prefill_chunk=values["PREFILL_CHUNK"].value,
+        disk_bps=values["DISK_BPS"].value,
+        verify=values["VERIFY"].value,
         kv=values["KV"].value,
     )
 

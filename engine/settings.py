@@ -58,6 +58,19 @@ def switch(text: str) -> bool:
     raise ValueError("1 or 0")
 
 
+def _speed(text: str) -> int | None:
+    factor = {"k": 10**3, "m": 10**6, "g": 10**9}.get(text[-1:].lower())
+    try:
+        value = float(text[:-1] if factor else text) * (factor or 1)
+    except ValueError:
+        value = math.nan
+    if value == 0:
+        return None
+    if not 1000 <= value <= 1e12:
+        raise ValueError("bytes a second from 1k to 1000G, like 500M or 1.5G; 0 for none")
+    return round(value)
+
+
 def _choice(*allowed: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() in allowed:
@@ -174,6 +187,15 @@ SETTINGS: tuple[Setting, ...] = (
         "auto|1|0",
         "speed",
     ),
+    Setting(
+        "DISK_BPS",
+        _speed,
+        None,
+        "read experts no faster than this, like 500M: an honest slow disk",
+        "BPS",
+        "speed",
+    ),
+    Setting("VERIFY", switch, False, "compare each expert's checksum once", "0|1", "speed"),
     Setting("PREFILL_CHUNK", _integer(1, 4096), 256, "prompt rows per forward", "N", "speed"),
     Setting("DRAFT", _integer(0, 48), None, "drafts per forward", "N", "drafts", NO_DRAFTS),
     Setting("MTP", switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),

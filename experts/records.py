@@ -11,11 +11,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.experts.arena import Arena
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
+from diskmoe.experts.checksums import checksum
 from diskmoe.experts.container import Container
+from diskmoe.experts.direct import DirectMode, direct_way, probe_direct
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import mtp_format
-from diskmoe.experts.reader import DirectMode, FileReader, probe_direct
+from diskmoe.experts.pacer import Pacer
+from diskmoe.experts.reader import FileReader, through_nbytes
 from diskmoe.experts.safetensors_io import as_f32, numpy_dtype, shown
 from diskmoe.experts.tiles import Bytes, RecordLayout, pack, packing_bytes, record_layout
 
@@ -58,15 +62,36 @@ class RecordSource(Protocol):
         """Fill `slot` u8 (record_layout.nbytes,); ReadFailed when the disk does not give them."""
         ...
 
+    def hurry(self) -> None:
+        """A paced disk keeps nobody waiting from here on: the run is about to end."""
+        ...
+
     def close(self) -> None: ...
 
 
+def _mode(direct: bool, reason: str, pacer: Pacer | None) -> str:
+    """How bytes are read and why, in words."""
+    text = f"{(direct and direct_way()) or 'plain reads'}: {reason}"
+    return text if pacer is None else f"{text}; {pacer}"
+
+
 class ContainerRecords:
-    """Records of a converted model: one read each, straight into the slot."""
+    """Records of a converted model: one read each, straight into the slot.
+
+    With `verify`, the first load of each record in this object's life compares its checksum and
+    raises BadModel when it is another one. `why` is the reason for a `direct` other than "auto".
+    """
 
     scratch_bytes = 0
 
-    def __init__(self, container: Container, direct: DirectMode = "auto") -> None:
+    def __init__(
+        self,
+        container: Container,
+        direct: DirectMode = "auto",
+        verify: bool = False,
+        pacer: Pacer | None = None,
+        why: str = "",
+    ) -> None:
         self.record_layout = container.record_layout
         self.expert_format = container.expert_format
         self.layers = container.layers
@@ -74,8 +99,10 @@ class ContainerRecords:
         self.files = tuple(container.expert_files)
         self._container = container
         used, reason = probe_direct(self.files[0], direct) if self.files else (False, "no experts")
-        self.io_mode = f"{'O_DIRECT' if used else 'plain reads'}: {reason}"
-        self._reader = FileReader(used)
+        self.io_mode = _mode(used, why or reason, pacer)
+        self.pacer = pacer
+        self._reader = FileReader(used, pacer)
+        self._verified: set[tuple[int, int]] | None = set() if verify else None
 
     def disk_bytes(self, layer: int, expert: int) -> int:
         return self._container.record(layer, expert)[2]
@@ -83,6 +110,15 @@ class ContainerRecords:
     def load(self, layer: int, expert: int, slot: Bytes) -> None:
         path, offset, nbytes = self._container.record(layer, expert)
         self._reader.read_into(path, offset, slot[:nbytes], layer, expert)
+        if self._verified is not None and (layer, expert) not in self._verified:
+            damage = self._container.record_piece(layer, expert).damage(checksum(slot[:nbytes]))
+            if damage is not None:
+                raise BadModel(damage)
+            self._verified.add((layer, expert))
+
+    def hurry(self) -> None:
+        if self.pacer is not None:
+            self.pacer.hurry()
 
     def close(self) -> None:
         self._reader.close()
@@ -99,11 +135,20 @@ class CheckpointRecords:
     """Records made on the way in from an unconverted model: three reads and a packing per expert.
 
     `fmt` None keeps the experts' own precision exactly (bf16, or f32 for F32 and F16 sources).
-    `io_threads` is how many loads run at once; each has a buffer for one matrix.
+    `io_threads` is how many loads run at once; each has a buffer for one matrix. Tensors lie anyhow
+    in their files: a direct read takes the pages around one. `why` is the reason for a `direct`
+    other than "auto".
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, plan: TensorPlan, fmt: str | None = None, io_threads: int = 2
+        self,
+        checkpoint: Checkpoint,
+        plan: TensorPlan,
+        fmt: str | None = None,
+        io_threads: int = 2,
+        direct: DirectMode = "off",
+        pacer: Pacer | None = None,
+        why: str = "",
     ) -> None:
         self._names = {layer.layer: layer for layer in plan.experts}
         fmt = fmt or own_expert_format(checkpoint, plan)
@@ -113,9 +158,11 @@ class CheckpointRecords:
         self.layers = tuple(self._names)
         self.n_experts = plan.n_experts
         self._checkpoint = checkpoint
-        self._reader = FileReader()
-        self.io_mode = "plain reads: tensors of a checkpoint are not aligned"
         self.files = tuple(header.path for header in checkpoint.files)
+        used, reason = probe_direct(self.files[0], direct) if self.files else (False, "no files")
+        self.io_mode = _mode(used, why or reason, pacer)
+        self.pacer = pacer
+        self._reader = FileReader(used, pacer)
         infos = (
             checkpoint.info(name)
             for layer in plan.experts
@@ -123,10 +170,11 @@ class CheckpointRecords:
             for name in layer.names(expert)
         )
         widest = {info.dtype: info.nbytes for info in infos}  # a matrix has hidden * ffn elements
-        self._buffer_nbytes = max(widest.values(), default=0)
-        self._buffers: queue.LifoQueue[Bytes | None] = queue.LifoQueue()
-        for _ in range(max(1, io_threads)):
-            self._buffers.put(None)  # made at first use
+        n_buffers = max(1, io_threads)
+        self._arena = Arena(n_buffers, through_nbytes(max(widest.values(), default=1)))
+        self._buffers: queue.LifoQueue[Bytes] = queue.LifoQueue()
+        for number in range(n_buffers):
+            self._buffers.put(self._arena.slot(number))
         layouts = (*self.record_layout.parts(), *self._mtp_layout.parts())
         temporary = max(
             (
@@ -137,7 +185,7 @@ class CheckpointRecords:
             ),
             default=0,
         )
-        self.scratch_bytes = max(1, io_threads) * (self._buffer_nbytes + temporary)
+        self.scratch_bytes = self._arena.nbytes + n_buffers * temporary
 
     def record_layout_of(self, layer: int) -> RecordLayout:
         """How a layer's records lie in their slots; only MTP layers may differ from the others."""
@@ -149,8 +197,6 @@ class CheckpointRecords:
     def load(self, layer: int, expert: int, slot: Bytes) -> None:
         buffer = self._buffers.get()
         try:
-            if buffer is None:
-                buffer = np.empty(self._buffer_nbytes, np.uint8)
             names = self._names[layer].names(expert)
             layout = self.record_layout_of(layer)
             for name, (part, begin, end) in zip(names, layout.parts(), strict=True):
@@ -168,10 +214,19 @@ class CheckpointRecords:
         self, name: str, buffer: Bytes, layer: int, expert: int
     ) -> npt.NDArray[np.float32] | npt.NDArray[np.uint16]:
         info = self._checkpoint.info(name)
-        raw = buffer[: info.nbytes]
-        self._reader.read_into(info.path, info.offset, raw, layer, expert)
+        if self._reader.direct and info.offset % 4 == 0:  # compiled packers want aligned numbers
+            raw = self._reader.read_through(
+                info.path, info.offset, info.nbytes, buffer, layer, expert
+            )
+        else:
+            raw = buffer[: info.nbytes]
+            self._reader.read_into(info.path, info.offset, raw, layer, expert)
         array = raw.view(numpy_dtype(info.dtype)).reshape(info.shape)
         return array.view(np.uint16) if info.dtype == "BF16" else as_f32(array, info.dtype)
+
+    def hurry(self) -> None:
+        if self.pacer is not None:
+            self.pacer.hurry()
 
     def close(self) -> None:
         self._reader.close()

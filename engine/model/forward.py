@@ -93,8 +93,10 @@ class Transformer:
         """Append the tokens to the cache and return logits of the last row, of all, or of none.
 
         ids (n,) -> f32 (1 | n | 0, vocab), an array of the caller's own. Where n is 0 nothing
-        happens. Raises BadRequest for an id outside the vocabulary or when n rows do not fit the
-        cache, ReadFailed when an expert cannot be read; the cache is then as it was before.
+        happens. Rows of which no logits are wanted are a prompt's: most of their experts pass
+        through the hot store and leave it as it is. Raises BadRequest for an id outside the
+        vocabulary or when n rows do not fit the cache, ReadFailed when an expert cannot be read;
+        the cache is then as it was before.
         """
         tokens = self._checked(ids)
         n = len(tokens)
@@ -105,7 +107,7 @@ class Transformer:
         x = self._scratch.take("forward.x", n, self.config.hidden)
         self._embedding.take(tokens, x)
         for index, layer in enumerate(self._layers):
-            self.run_layer(layer, x, self.kv, index)
+            self.run_layer(layer, x, self.kv, index, rows == "none")
         hidden = self._scratch.take("forward.hidden", n, self.config.hidden)
         self._hidden = rms_norm(x, self._final_norm, self.config.norm_epsilon, hidden)
         wanted = {"last": hidden[-1:], "all": hidden, "none": hidden[:0]}[rows]
@@ -113,7 +115,9 @@ class Transformer:
         self.kv.advance(n)
         return logits
 
-    def run_layer(self, layer: LayerWeights, x: Floats, kv: KvCache, kv_layer: int) -> None:
+    def run_layer(
+        self, layer: LayerWeights, x: Floats, kv: KvCache, kv_layer: int, prompt: bool = False
+    ) -> None:
         """x (n, hidden) goes through one decoder layer, in place.
 
         The rows stand at positions kv.length and on; their keys and values are written, and
@@ -130,7 +134,7 @@ class Transformer:
         self._attention.start[0] = kv.length
         self._workers.run(layer_programs.first)
         if layer_programs.last is not None:
-            self._feed_forward.run_experts(layer.layer, n)
+            self._feed_forward.run_experts(layer.layer, n, prompt)
             self._workers.run(layer_programs.last)
 
     def _make(self, layer: LayerWeights, n: int, x: Rows, kv: KvCache, kv_layer: int) -> _Layer:

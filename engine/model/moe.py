@@ -28,6 +28,7 @@ from diskmoe.engine.model.router import add_choice
 from diskmoe.engine.model.scratch import Floats, Scratch
 from diskmoe.engine.model.union import Union
 from diskmoe.engine.model.weights import FfnWeights, LayerWeights
+from diskmoe.experts.slots import most_recent_first
 from diskmoe.experts.store import ExpertStore
 from diskmoe.experts.tiles import RecordLayout
 
@@ -104,8 +105,11 @@ class FeedForward:
         builder.keep(routed)
         return builder.program()
 
-    def run_experts(self, layer: int, n: int) -> None:
-        """Compute the experts that the router chose for ``n`` rows, hits first."""
+    def run_experts(self, layer: int, n: int, prompt: bool) -> None:
+        """Compute the experts that the router chose for ``n`` rows, hits first.
+
+        `prompt`: the rows are of a prompt, which takes little from what decoding has in the store.
+        """
         routed, top_k = self._routed[n], self._config.top_k
         if self.choose is not None:
             self.choose(layer, routed.ids, routed.shares)
@@ -113,13 +117,14 @@ class FeedForward:
         union.fill(routed.ids)
         self.selections += n * top_k
         batch, store, total = routed.batch, self._store, n * top_k
-        slots = store.resident_slots(layer, union.experts)
+        ranked = most_recent_first(routed.ids) if prompt else None
+        slots = None if prompt else store.resident_slots(layer, union.experts)
         if slots is not None:
             batch.rows[:], batch.selections[:] = union.rows, union.order
             batch.run(slots, union.begins, self._arena, total, self._workers)
             return
         # closing: an error or Ctrl-C in a kernel ends the fetch before anybody asks for more
-        with closing(store.fetch(layer, union.experts)) as batches:
+        with closing(store.fetch(layer, union.experts, ranked)) as batches:
             for positions, slots in batches:
                 row_begin, total = union.gather(positions, batch.rows, batch.selections)
                 batch.run(slots, row_begin, self._arena, total, self._workers)
