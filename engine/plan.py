@@ -110,7 +110,7 @@ class PlanReport:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """See docs/plan.md for the keys."""
+        """The keys are told in the README."""
         opened, speeds = self.prepared.opened, self.speeds
         config, records = opened.config, opened.records
         return {
@@ -130,7 +130,5 @@ class PlanReport:
                 "expert_bytes_per_second": speeds.expert,
             },
             "uniform_hit_rate": self.uniform_hit_rate,
-            "predicted": [
-                {"hit_rate": rate, "tok_per_s": speed} for rate, speed in self.predicted
-            ],
+            "predicted": [{"hit_rate": rate, "tok_per_s": speed} for rate, speed in self.predicted],
         }

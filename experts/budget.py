@@ -23,7 +23,11 @@ GROUP_LEFT_SHARE = 0.1  # in a cgroup there are no others, and what we read past
 GROUP_LEFT_BYTES = 128 << 20  # needs none of it
 _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 _MEMORY_FILES = {  # of a cgroup of either version: limit, use, what can be dropped of it
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+    1: (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
     2: ("memory.max", "memory.current", ("inactive_file", "active_file")),
 }
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-
 _WINDOWS, _WINDOW_PAGES = 128, 16  # looked at in a larger file, evenly spread: 8 MiB of it
 
 

@@ -69,7 +69,9 @@ class CheckpointRows:
         try:
             pack(row if info.dtype == "BF16" else as_f32(row, info.dtype), self.layout, out)
         except ValueError as error:
-            raise BadModel(f"{info.path}: tensor {shown(info.name)}, row {piece}: {error}") from None
+            raise BadModel(
+                f"{info.path}: tensor {shown(info.name)}, row {piece}: {error}"
+            ) from None
 
     def close(self) -> None:
         self._reader.close()

@@ -39,7 +39,9 @@ def test_the_hot_store_gets_what_is_left_in_whole_slots_per_layer() -> None:
 def test_what_loading_takes_is_gone_before_the_hot_store_fills() -> None:
     assert plan(2 * GIB, loader_bytes=900 * MIB).slots_per_layer == 27
     assert plan(1 * GIB, loader_bytes=424 * MIB).total_bytes == GIB
-    with pytest.raises(OutOfBudget, match=r"too small to load the model.*loader 425 MiB.*RAM_GB=1.01 "):
+    with pytest.raises(
+        OutOfBudget, match=r"too small to load the model.*loader 425 MiB.*RAM_GB=1.01 "
+    ):
         plan(1 * GIB, loader_bytes=425 * MIB)
 
 
@@ -180,7 +182,12 @@ def test_without_limits_the_systems_number_counts(root: Path) -> None:
 def test_a_cgroup_v2_limit_counts_with_droppable_pages_given_back(root: Path) -> None:
     (root / "proc/self/cgroup").write_text("0::/user/app\n")
     group = root / "sys/fs/cgroup/user/app"
-    write_all(group, memory__max=4 * GIB, memory__current=3 * GIB, memory__stat="inactive_file 5\nactive_file 2\nanon 9")
+    write_all(
+        group,
+        memory__max=4 * GIB,
+        memory__current=3 * GIB,
+        memory__stat="inactive_file 5\nactive_file 2\nanon 9",
+    )
     where = "left of the cgroup's 4.0 GiB"
     assert available_memory(root) == Available(GIB + 7, where, 4 * GIB, in_group=True)
 
