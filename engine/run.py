@@ -59,10 +59,12 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
                 prompt, chat=values["CHAT"].value, system=values["SYSTEM"].value
             )
             say(f"prompt    {len(prompt.ids)} tokens, {prompt.how}")
-            prepared.check_prompt(prompt.ids)
+            ids = prompt.ids
         else:
             say(f"prompt    {len(prompt)} tokens, given as token ids")
-            prepared.check_prompt(prompt)
+            ids = prompt
+        prepared.check_prompt(ids)
+        prepared = prepared.for_prompt(len(ids))
     except BaseException:
         prepared.close()
         raise
@@ -119,6 +121,7 @@ def _as_decided(values: Mapping[str, Value], model: Any) -> dict[str, Value]:
         "CAP": model.memory.slots_per_layer,
         "RAM_GB": round(model.memory.budget_bytes / 2**30, 3),
         "THREADS": model.workers.n_threads,
+        "PREFILL_CHUNK": model.prefill_chunk,
     }
     filled = dict(values)
     for name, value in decided.items():
@@ -164,6 +167,9 @@ def options_from(values: Mapping[str, Value]) -> Any:
         disk_bps=values["DISK_BPS"].value,
         verify=values["VERIFY"].value,
         kv=values["KV"].value,
+        prefetch=values["PREFETCH"].value,
+        policy=values["POLICY"].value,
+        trace=as_path(values["TRACE"].value) if values["TRACE"].value else None,
     )
 
 
@@ -268,7 +274,7 @@ def _prefill_progress(say: Say) -> Callable[[int, int], None]:
         spent = now - started
         if done == rows:
             say(f"prefill   {rows} of {rows} tokens in {spent:.2f} s")
-        elif now - last >= 2:
+        elif done and now - last >= 2:
             last = now
             say(
                 f"prefill   {done} of {rows} tokens, about {spent * (rows - done) / done:.0f} s left"

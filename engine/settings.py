@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diskmoe.engine.errors import BadRequest
+from diskmoe.experts.policy import AUTO, POLICIES
 
 PREFIX = "DISKMOE_"
 
@@ -169,6 +170,14 @@ SETTINGS: tuple[Setting, ...] = (
         "memory",
     ),
     Setting(
+        "POLICY",
+        _choice("auto", *POLICIES),
+        "auto",
+        f"which expert a slot loses; auto is {AUTO}",
+        "|".join(("auto", *POLICIES)),
+        "memory",
+    ),
+    Setting(
         "EXPERT_BITS",
         _bits,
         None,
@@ -196,7 +205,24 @@ SETTINGS: tuple[Setting, ...] = (
         "speed",
     ),
     Setting("VERIFY", switch, False, "compare each expert's checksum once", "0|1", "speed"),
-    Setting("PREFILL_CHUNK", _integer(1, 4096), 256, "prompt rows per forward", "N", "speed"),
+    Setting(
+        "PREFILL_CHUNK",
+        _integer(1, 4096),
+        None,
+        "prompt rows per forward; else 256 to 1024, as memory allows",
+        "N",
+        "speed",
+    ),
+    Setting(
+        "PREFETCH",
+        _choice("0", "1", "count"),
+        "0",
+        "read experts that the next layer will probably want while the disk is idle; "
+        "count: only count how good the guesses are",
+        "0|1|count",
+        "speed",
+    ),
+    Setting("TRACE", _text, None, "write which experts each token chose to FILE", "FILE", "output"),
     Setting("DRAFT", _integer(0, 48), None, "drafts per forward", "N", "drafts", NO_DRAFTS),
     Setting("MTP", switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
     Setting("GRAMMAR", _text, None, "GBNF file for drafts", "FILE", "drafts", NO_DRAFTS),

@@ -106,6 +106,11 @@ class LayerSlots:
         """All bytes of a planned load are in its slot."""
         self.slot_of[expert] = slot
 
+    def exchange(self, slot: int, other: int) -> None:
+        """`other`, which was no slot of this layer, takes the place of `slot`, planned for a load."""
+        self._slots.discard(slot)
+        self._slots.add(other)
+
     def abandon(self, n_experts: int) -> None:
         """Planned loads that have not arrived by now will not come: their slots are free again."""
         for expert in range(n_experts):

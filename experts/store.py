@@ -15,9 +15,10 @@ prompt, a union larger than its layer) passes through scratch slots that all lay
         ...                                            # ids[positions] are in arena slots `slots`
 """
 
+import heapq
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -25,6 +26,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.experts.ahead import Load, ReadAhead
 from diskmoe.experts.arena import Arena
 from diskmoe.experts.policy import Lru, Policy
 from diskmoe.experts.reader import ReadPool
@@ -45,26 +47,16 @@ class StoreCounters:
     read_wait_seconds: float = 0.0  # the caller waited and had nothing else to do
     read_seconds: float = 0.0  # from the first read of a fetch to its last arrival
     hideable_seconds: float = 0.0  # of these, what the caller's work could have covered
-
-
-@dataclass
-class _Load:
-    """A read under way: `expert` of `layer` into `slot`, of the layer or a scratch one."""
-
-    layer: int
-    expert: int
-    slot: int
-    kept: bool
-    started: bool = False
-    done: bool = False
-    error: BaseException | None = None
+    ahead_hits: int = 0  # of the hits, those that a guess had read in time
+    ahead_bytes: int = 0  # read on a guess that was right in time, or wrong; never in miss_bytes
 
 
 class ExpertStore:
     """Slots of expert records, per layer, filled from `source` on demand.
 
     slots_per_layer: one number for all layers, or one for each; `wave_slots` more are shared by all.
-    policy: makes the policy of a layer from its number of slots. Not for use by several threads.
+    policy: makes the policy of a layer from its number of slots. ahead_slots: reads on speculation
+    at a time, see ``look_ahead``. Not for use by several threads.
     """
 
     def __init__(
@@ -76,6 +68,7 @@ class ExpertStore:
         io_threads: int = 2,
         policy: Callable[[int], Policy] = lambda n_slots: Lru(),
         wave_slots: int = WAVE_SLOTS,
+        ahead_slots: int = 0,
     ) -> None:
         self.record_layout = source.record_layout
         self.n_experts = n_experts
@@ -91,13 +84,15 @@ class ExpertStore:
                 raise ValueError(f"layer {layer}: {count} slots; at least one is needed")
             self._layers[layer] = LayerSlots(range(n_slots, n_slots + count), policy(count))
             n_slots += count
-        if wave_slots < 1:
+        if wave_slots < 1 and self._layers:
             raise ValueError(f"{wave_slots} scratch slots; at least one is needed")
         self._waves = range(n_slots, n_slots + wave_slots)
         self._scratch = list(self._waves)
-        self.arena = Arena(n_slots + wave_slots, self.record_layout.nbytes)
+        n_slots += wave_slots
+        self.arena = Arena(n_slots + ahead_slots, self.record_layout.nbytes)
         self._pool = ReadPool(io_threads)
-        self._under_way: dict[int, _Load] = {}  # slot -> its read
+        self._ahead = ReadAhead(range(n_slots, n_slots + ahead_slots), self._pool, self._run)
+        self._under_way: dict[int, Load] = {}  # slot -> its read
         self._changed = threading.Condition()  # guards `started` and `done` of loads
         self._ticket = 0
         self._unfinished: LayerSlots | None = None  # the layer of a fetch that has not ended
@@ -128,7 +123,18 @@ class ExpertStore:
             return None
         self._ticket += 1
         self.counters.hits += len(slots)
+        if self._ahead.is_busy:
+            self._give_up_guesses(layer)
+            self._ahead.start()
         return np.array(slots, np.int32)
+
+    def look_ahead(self, layer: int, experts: Iterable[int]) -> None:
+        """Rows will probably ask `layer` for these experts next, the likeliest first.
+
+        What is missing is read while nobody waits for a read, if there are `ahead_slots`.
+        """
+        slot_of = self._layers[layer].slot_of
+        self._ahead.want(layer, (expert for expert in experts if expert not in slot_of))
 
     def fetch(
         self, layer: int, expert_ids: Ids, ranked: Sequence[int] | None = None
@@ -155,14 +161,16 @@ class ExpertStore:
         state = self._unfinished = self._layers[layer]
         try:
             plan = state.plan(ids, ranked)
-            self.counters.hits += len(plan.hits)
-            self.counters.misses += plan.misses
-            loads, passing = plan.loads[::-1], plan.passing[::-1]
+            guessed, loads = self._guessed(layer, plan.loads)
+            batch, passing = plan.hits + guessed, plan.passing[::-1]
+            self.counters.hits += len(batch)
+            self.counters.misses += plan.misses - len(guessed)
             positions = {expert: position for position, expert in enumerate(ids)}
-            missing, clock = plan.misses, _Clock()
+            missing, clock = plan.misses - len(guessed), _Clock()
             self._submit(layer, loads, passing)
-            batch = plan.hits
             while batch or missing:
+                if not missing:
+                    self._ahead.start()
                 if batch:
                     slots = [slot for _, slot in batch]
                     clock.hand_over()
@@ -179,9 +187,41 @@ class ExpertStore:
                 missing -= len(batch)
             clock.book(self.counters)
             self._unfinished = None
+        except (KeyboardInterrupt, GeneratorExit):
+            self._source.hurry()
+            raise
         finally:
             if ticket == self._ticket:
                 self._tidy()
+
+    def _guessed(
+        self, layer: int, planned: list[tuple[int, int]]
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Of the planned loads: what a guess has brought by now, and what is still to be read, in
+        falling order; a guess whose read is under way is neither."""
+        if not self._ahead.is_busy:
+            return [], planned[::-1]
+        state, here, loads = self._layers[layer], [], []
+        for expert, slot in planned:
+            load = self._ahead.take(layer, expert, slot)
+            if load is None:
+                loads.append((expert, slot))
+                continue
+            state.exchange(slot, load.slot)
+            if load.done and load.error is None:
+                state.arrived(expert, load.slot)
+                here.append((expert, load.slot))
+                self.counters.ahead_hits += 1
+                self.counters.ahead_bytes += self._source.disk_bytes(layer, expert)
+            else:
+                self._under_way[load.slot] = load
+        self._give_up_guesses(layer)
+        return here, loads[::-1]
+
+    def _give_up_guesses(self, layer: int) -> None:
+        wasted = self._ahead.give_up(layer)
+        if wasted:
+            self.counters.ahead_bytes += wasted * self._source.disk_bytes(layer, 0)
 
     def _submit(self, layer: int, loads: list[tuple[int, int]], passing: list[int]) -> None:
         """Start reads, in the order of the experts and so of the disk, while there are slots.
@@ -191,10 +231,10 @@ class ExpertStore:
         while loads or (passing and self._scratch):
             kept = bool(loads) and not (passing and self._scratch and passing[-1] < loads[-1][0])
             expert, slot = loads.pop() if kept else (passing.pop(), self._scratch.pop())
-            load = self._under_way[slot] = _Load(layer, expert, slot, kept)
+            load = self._under_way[slot] = Load(layer, expert, slot, kept)
             self._pool.submit(partial(self._run, load))
 
-    def _run(self, load: _Load) -> None:
+    def _run(self, load: Load) -> None:
         """On a reader thread."""
         with self._changed:
             if load.done:  # called off
@@ -220,13 +260,13 @@ class ExpertStore:
                 raise load.error
         return sorted((load.expert, load.slot) for load in loads)
 
-    def _arrivals(self) -> list[_Load]:
+    def _arrivals(self) -> list[Load]:
         with self._changed:
             while not (loads := [load for load in self._under_way.values() if load.done]):
                 self._changed.wait()
         return loads
 
-    def _admit(self, load: _Load) -> None:
+    def _admit(self, load: Load) -> None:
         # Ctrl-C may fall between any two lines: the claim (`slot_of`) is always made last
         self._under_way.pop(load.slot, None)
         if load.started:
@@ -249,9 +289,46 @@ class ExpertStore:
         self._scratch = list(self._waves)
         self._unfinished = None
 
+    def pin(self, layer: int, expert_ids: Ids) -> int:
+        """Read these experts into slots that they keep for good; how many found room.
+
+        A layer keeps one slot for the others. Before anything is fetched; raises ReadFailed.
+        """
+        state = self._layers[layer]
+        pinned = 0
+        for expert in expert_ids.tolist():
+            slot = state.pin() if expert not in state.slot_of else None
+            if slot is None:
+                continue
+            self._source.load(layer, expert, self.arena.slot(slot))
+            state.arrived(expert, slot)
+            pinned += 1
+        return pinned
+
+    def shrink(self, n_bytes: int) -> int:
+        """Give back at least so many bytes, as far as every layer keeps a slot; the bytes freed.
+
+        The layers with the most slots give first. 0 where the system has no way to take it.
+        """
+        if not self.arena.can_release:
+            return 0
+        self._tidy()
+        freed = 0
+        largest = [(-state.n_slots, layer) for layer, state in self._layers.items()]
+        heapq.heapify(largest)
+        while freed < n_bytes and largest:
+            _, layer = heapq.heappop(largest)
+            slot = self._layers[layer].retire()
+            if slot is not None:
+                self.arena.release(slot)
+                freed += self.arena.slot_bytes
+                heapq.heappush(largest, (-self._layers[layer].n_slots, layer))
+        return freed
+
     def close(self) -> None:
         """End the reader threads and give the memory back; the source is closed too."""
         self._ticket += 1
+        self._source.hurry()
         self._tidy()
         self._pool.close()
         self._source.close()

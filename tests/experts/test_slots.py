@@ -89,4 +89,4 @@ def test_slots_are_never_lost_nor_given_twice(data: st.DataObject, n_slots: int)
             layer.abandon(10)
         slots = list(layer.slot_of.values())
         assert len(set(slots)) == len(slots) <= n_slots
-        assert not any(expert not in layer.slot_of for expert in layer._policy._order)  # type: ignore[attr-defined]
+        assert not any(expert not in layer.slot_of for expert in layer._policy._resident)  # type: ignore[attr-defined]

@@ -41,6 +41,9 @@ class FakeSource:
         self.before(layer, expert)
         slot[:] = layer * 16 + expert
 
+    def hurry(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -262,6 +265,33 @@ def test_slots_may_differ_by_layer_and_never_exceed_the_experts(source: FakeSour
         ExpertStore(source, 0, LAYERS, EXPERTS)
 
 
+def test_pinned_experts_are_read_at_once_and_stay(make: Callable, source: FakeSource) -> None:
+    store = make(3)
+    assert store.pin(3, ids(4, 9, 11)) == 2  # a slot is left for the others
+    assert source.loads == [(3, 4), (3, 9)]
+    for expert in range(EXPERTS):
+        consume(store, 3, ids(expert))
+    assert {4, 9} < set(store.resident(3).tolist())
+    assert store.slots(3) == 3
+    assert claims_are_true(store)
+
+
+def test_a_store_that_shrinks_gives_memory_back_and_goes_on(source: FakeSource) -> None:
+    store = ExpertStore(source, {3: 6, 5: 3}, LAYERS, EXPERTS)
+    consume(store, 3, ids(*range(6)))
+    consume(store, 5, ids(0, 1))
+    slot_bytes = store.arena.slot_bytes
+    assert store.shrink(3 * slot_bytes - 1) == 3 * slot_bytes
+    assert (store.slots(3), store.slots(5)) == (3, 3)  # those with most gave
+    assert list(store.resident(3)) == [3, 4, 5]
+    assert claims_are_true(store)
+    assert store.shrink(100 * slot_bytes) == 4 * slot_bytes
+    assert (store.slots(3), store.slots(5)) == (1, 1)
+    consume(store, 3, ids(*range(EXPERTS)))
+    consume(store, 5, ids(*range(EXPERTS)))
+    store.close()
+
+
 _UNIONS = st.lists(
     st.tuples(
         st.sampled_from(LAYERS), st.sets(st.integers(0, EXPERTS - 1), max_size=9), st.booleans()
@@ -299,13 +329,13 @@ def test_any_unions_behave_like_a_simple_lru(
             # read once each, and only what was not there
             assert sorted(source.loads[reads:]) == sorted((layer, e) for e in union - before)
             lru = model[layer]
-            for expert in sorted(union & set(lru)):
-                lru.move_to_end(expert)
             for expert in sorted(union - set(lru)):
                 if len(lru) == slots and not set(lru) <= union:
                     del lru[next(e for e in lru if e not in union)]
                 if len(lru) < slots:
                     lru[expert] = None
+            for expert in sorted(union & set(lru)):
+                lru.move_to_end(expert)
             assert after == set(lru)
         assert (store.counters.hits, store.counters.misses) == (hits, misses)
         assert store.counters.miss_bytes == sum(1000 + expert for _, expert in source.loads)
