@@ -77,7 +77,6 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "intermediate_size": 48,
         "attention_bias": True,
         "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "rope_theta": 150000.0,
         "rope_scaling": {
             "rope_type": "yarn",
