@@ -86,7 +86,9 @@ class StoredExperts:
             most += 4 * elements  # turned to output-major
         return most
 
-    def put(self, which: int, expert: int, buffer: Bytes, read: Read, part: MatrixLayout, out: Bytes) -> None:
+    def put(
+        self, which: int, expert: int, buffer: Bytes, read: Read, part: MatrixLayout, out: Bytes
+    ) -> None:
         """Gate, up or down (0, 1, 2) of an expert -> packed as `part`, u8 (part.nbytes,).
 
         The three are asked for in turn with the same buffer: up may lie in what was read for gate.

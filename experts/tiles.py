@@ -143,7 +143,6 @@ class RecordLayout:
         matrices = (self.gate, self.up, self.down)
         return tuple((m, at, at + m.nbytes) for m, at in zip(matrices, offsets, strict=True))
 
-
     def biases(self, record: Bytes) -> tuple[Floats, ...]:
         """Views of a record's biases: gate (ffn,), up (ffn,), down (hidden,); none: an empty tuple."""
         if self.bias_offsets is None:

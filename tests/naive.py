@@ -132,7 +132,9 @@ def rope(
     angles = (start + np.arange(len(x)))[:, None] * inverse_frequencies[None, :]
     near = slice(0, dims, 2) if interleaved else slice(0, dims // 2)
     far = slice(1, dims, 2) if interleaved else slice(dims // 2, dims)
-    pairs = (rotated[..., near] + 1j * rotated[..., far]) * magnitude * np.exp(1j * angles)[:, None, :]
+    pairs = (
+        (rotated[..., near] + 1j * rotated[..., far]) * magnitude * np.exp(1j * angles)[:, None, :]
+    )
     rotated[..., near], rotated[..., far] = pairs.real, pairs.imag
     return rotated
 

@@ -52,7 +52,9 @@ class ModelConfig:
     rope_theta: float
     yarn: Yarn | None  # None: plain rope
     sinks: bool
-    windows: tuple[int, ...]  # by layer: how many keys a row sees, 0 for all; (): all, in all layers
+    windows: tuple[
+        int, ...
+    ]  # by layer: how many keys a row sees, 0 for all; (): all, in all layers
     # router
     experts: int
     top_k: int
@@ -326,7 +328,11 @@ def _windows(f: _Fields, layers: int) -> tuple[int, ...]:
     listed = f.raw.get("layer_types")
     if listed is None:
         listed = [kinds[layer % 2] for layer in range(layers)]
-    if not isinstance(listed, list) or len(listed) != layers or not set(map(str, listed)) <= {*kinds}:
+    if (
+        not isinstance(listed, list)
+        or len(listed) != layers
+        or not set(map(str, listed)) <= {*kinds}
+    ):
         raise f.wrong("layer_types", listed, f"a list of {layers} times {' or '.join(kinds)}")
     window = f.integer("sliding_window", 1, MAX_CONTEXT, 128)
     return tuple(window if kind == kinds[0] else 0 for kind in listed)

@@ -45,7 +45,9 @@ def drawn(dtype: str, *shape: int) -> tuple[tuple[str, np.ndarray], np.ndarray]:
     return (dtype, stored), stored.astype(np.float32)
 
 
-def fused(dtype: str, hidden: int = HIDDEN, ffn: int = FFN) -> tuple[Arrays, list[list[np.ndarray]]]:
+def fused(
+    dtype: str, hidden: int = HIDDEN, ffn: int = FFN
+) -> tuple[Arrays, list[list[np.ndarray]]]:
     """(tensors, per expert: gate, up, down and their three biases)."""
     tensors: Arrays = {}
     tensors["l.gate_up"], both = drawn(dtype, EXPERTS, hidden, 2 * ffn)
