@@ -42,7 +42,7 @@ before the clock starts.
   --json             one JSON object: the keys of a run's report, and prompt_tok_per_s
 
 Settings of a run that apply: --threads, --cap, --ram-gb, --ctx, --io-threads, --direct,
---prefill-chunk, --expert-bits, --dense-bits (see diskmoe --help).
+--disk-bps, --verify, --prefill-chunk, --expert-bits, --dense-bits (see diskmoe --help).
 """
 FLAGS = {"--tokens": True, "--prompt": True, "--warm": True, "--routing": True}
 SETTINGS = (
@@ -54,7 +54,10 @@ SETTINGS = (
     "KV",
     "IO_THREADS",
     "DIRECT",
+    "DISK_BPS",
+    "VERIFY",
     "PREFILL_CHUNK",
+    "PREFETCH",
     "EXPERT_BITS",
     "DENSE_BITS",
     "JSON",
@@ -218,7 +221,7 @@ def measure(
     from diskmoe.engine.decode import decode
     from diskmoe.engine.stats import RunStats
 
-    stats = RunStats(cache_state=_cache_state(model, warmed))
+    stats = RunStats(cache_state=_cache_state(model, warmed), recall=model.transformer.new_recall())
     ids = token_ids(model.opened.source.config, model.config.vocab, 0, prompt + tokens + 1)
     if trace is not None:
         model.transformer.choose_with(Replay(trace, prompt))

@@ -58,9 +58,12 @@ class Synthetic:
         expert_format: str,
         dense_format: str,
         seed: int,
+        vocab: int | None = None,
     ) -> Synthetic:
-        """Raises BadRequest for a routing or a number of layers that the shape cannot have."""
-        raw = shape.with_layers(layers)
+        """layers, vocab: as many as the shape has where None.
+
+        Raises BadRequest for a routing or a number of layers that the shape cannot have."""
+        raw = shape.cut(layers, vocab)
         raw[MARK] = {
             "like": shape.name,
             "routing": routing,

@@ -24,8 +24,8 @@ class Shape:
     config: Mapping[str, Any]
     gguf_arch: str
 
-    def with_layers(self, layers: int | None) -> dict[str, Any]:
-        """A config.json of this shape with so many layers; None: as many as the model has.
+    def cut(self, layers: int | None = None, vocab: int | None = None) -> dict[str, Any]:
+        """A config.json of this shape with so many layers and token ids; None: as the model has.
 
         Raises BadRequest when no layer with experts would be left.
         """
@@ -38,6 +38,8 @@ class Shape:
                     f"experts, so it must be at least {first + 1}"
                 )
             config["num_hidden_layers"] = layers
+        if vocab is not None:
+            config["vocab_size"] = vocab
         return config
 
 

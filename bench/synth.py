@@ -25,6 +25,7 @@ store of 8, 16, 32 or 64 slots would have had them.
   --out DIR          a new directory, a diskmoe model
   --gguf FILE        also as GGUF: q4 becomes Q4_0, q8 Q8_0, bit for bit
   --layers N         default: as many as the model has
+  --vocab N          token ids, from 512 on; default: as many as the model has
   --routing R        how experts are chosen (default uniform):
                      uniform    all alike; a store hits as often as slots / experts
                      zipf:S     the expert of rank r is drawn with weight r**-S
@@ -39,6 +40,7 @@ store of 8, 16, 32 or 64 slots would have had them.
 FLAGS = {
     "--like": True,
     "--layers": True,
+    "--vocab": True,
     "--out": True,
     "--gguf": True,
     "--routing": True,
@@ -64,6 +66,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     name = line.one_of("--like", [*SHAPES, *NOT_YET], "")
     shape = shape_named(name)
     layers = line.whole("--layers", 1, 1024, 0) or None
+    vocab = line.whole("--vocab", 512, 1 << 20, 0) or None
     seed = line.whole("--seed", 0, 2**31 - 1, 0)
     out = _place("--out", line.flags["--out"])
     gguf = _place("--gguf", line.flags["--gguf"]) if "--gguf" in line.flags else None
@@ -77,7 +80,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     experts = line.one_of("--experts", formats, "q4")
     dense = line.one_of("--dense", [fmt for fmt in formats if fmt != "q4g64"], "q8")
     routing = line.flags.get("--routing", "uniform")
-    model = Synthetic.make(shape, layers, routing, experts, dense, seed)
+    model = Synthetic.make(shape, layers, routing, experts, dense, seed, vocab)
     config = model.config
     say(
         f"synth     {shape.name}: {config.family}, {config.layers} layers, {config.experts} experts "

@@ -1,10 +1,10 @@
 """Recorded routings, and how a run is made to follow one: for benchmarks only.
 
-A trace is a CSV file: comment lines (#), the heading ``phase,step,layer,experts``, then one line for
-each token and layer, phase 0 for the prompt and 1 for decoding, steps counting on from one to the
-other, experts in the router's order joined by ``-``. The recorder may leave out prompt tokens in a
-layer (llama.cpp computes the last layer for the last token only); there the model's own router
-chooses. The file is foreign: every number is checked, and a line that is wrong is named.
+The files are those of ``experts.trace``, and those of other programs that have the same lines
+without ``# forward`` comments: their tokens went through the model one by one. Other recorders may
+leave out prompt tokens in a layer (llama.cpp computes the last layer for the last token only); there
+the model's own router chooses. A file is foreign: every number is checked, and a line that is wrong
+is named.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.errors import BadModel
+from diskmoe.experts.trace import FORWARD, HEADING, MOST_BYTES
 
-HEADING = "phase,step,layer,experts"
-MOST_BYTES = 32 << 20  # of a model with 48 layers 20,000 tokens; a line takes 400 bytes of memory
 MOST_LINE = 1 << 14
 _MOST = 1 << 20  # of any number in it
+_NO_LINE = f"holds no line of {HEADING}; it is no trace"
 Ints = npt.NDArray[np.int32]
 
 
@@ -46,12 +46,57 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """The rows of one forward in one layer: what each chose, in the router's order."""
+
+    phase: int
+    rows: list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Everything that a file has of each layer, in turn."""
+
+    path: Path
+    top_k: int
+    layers: Mapping[int, Sequence[Forward]]
+    by_forward: bool  # False: the file does not say which rows went together, so each stands alone
+
+
+@dataclass(frozen=True, slots=True)
 class _Line:
     number: int
+    forward: int  # which one, from 1 on; 0 in a file that does not say
     phase: int
     step: int
     layer: int
     experts: tuple[int, ...]
+
+
+def read_recording(path: Path) -> Recording:
+    """The trace in `path`, whatever the model. Raises BadModel for what is no trace."""
+    layers: dict[int, list[Forward]] = {}
+    latest: dict[int, int] = {}  # forward of each layer's last line
+    top_k = forward = 0
+    for line in _lines(path):
+        top_k, forward = top_k or len(line.experts), line.forward
+        _refuse_other_top_k(path, line, top_k)
+        found = layers.setdefault(line.layer, [])
+        if line.forward and latest.get(line.layer) == line.forward:
+            found[-1].rows.append(line.experts)
+        else:
+            found.append(Forward(line.phase, [line.experts]))
+        latest[line.layer] = line.forward
+    if not layers:
+        raise BadModel(f"{path}: {_NO_LINE}")
+    return Recording(path, top_k, dict(sorted(layers.items())), forward > 0)
+
+
+def _refuse_other_top_k(path: Path, line: _Line, top_k: int) -> None:
+    if len(line.experts) != top_k:
+        raise BadModel(
+            f"{path}: line {line.number}: {len(line.experts)} experts, the lines before have {top_k}"
+        )
 
 
 def read_trace(path: Path, layers: Sequence[int], experts: int) -> Trace:
@@ -62,7 +107,7 @@ def read_trace(path: Path, layers: Sequence[int], experts: int) -> Trace:
     """
     lines = list(_lines(path))
     if not lines:
-        raise BadModel(f"{path}: holds no line of {HEADING}; it is no trace")
+        raise BadModel(f"{path}: {_NO_LINE}")
     top_k = len(lines[0].experts)
     known = set(layers)
     seen: dict[tuple[int, int], int] = {}
@@ -79,8 +124,7 @@ def read_trace(path: Path, layers: Sequence[int], experts: int) -> Trace:
                 f"{where}: expert {worst}, a layer of the model has {experts}, 0 to {experts - 1}: "
                 "the trace is of another model"
             )
-        if len(line.experts) != top_k:
-            raise BadModel(f"{where}: {len(line.experts)} experts, the lines before have {top_k}")
+        _refuse_other_top_k(path, line, top_k)
         first = seen.setdefault((line.step, line.layer), line.number)
         if first != line.number:
             raise BadModel(
@@ -133,7 +177,7 @@ def _lines(path: Path) -> Iterator[_Line]:
                 f"{path}: {size} bytes; a trace has at most {MOST_BYTES}: cut it shorter"
             )
         with path.open(encoding="utf-8-sig", errors="replace") as file:
-            headed = False
+            headed, forward = False, 0
             for number, text in enumerate(iter(partial(file.readline, MOST_LINE + 1), ""), 1):
                 if len(text) > MOST_LINE:
                     raise BadModel(
@@ -142,6 +186,7 @@ def _lines(path: Path) -> Iterator[_Line]:
                     )
                 text = text.strip()
                 if not text or text.startswith("#"):
+                    forward += text == FORWARD
                     continue
                 if not headed:
                     if text != HEADING:
@@ -150,12 +195,12 @@ def _lines(path: Path) -> Iterator[_Line]:
                         )
                     headed = True
                     continue
-                yield _parsed(path, number, text)
+                yield _parsed(path, number, forward, text)
     except OSError as error:
         raise BadModel(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _parsed(path: Path, number: int, text: str) -> _Line:
+def _parsed(path: Path, number: int, forward: int, text: str) -> _Line:
     parts = text.split(",")
     words = [*parts[:3], *parts[3].split("-")] if len(parts) == 4 else []
     if not words or not all(w.isascii() and w.isdecimal() and len(w) < 8 for w in words):
@@ -165,7 +210,7 @@ def _parsed(path: Path, number: int, text: str) -> _Line:
         raise BadModel(f"{path}: line {number}: {text[:60]!r} has a number out of bounds")
     if len(set(experts)) != len(experts):
         raise BadModel(f"{path}: line {number}: an expert is chosen twice in {parts[3][:60]!r}")
-    return _Line(number, phase, step, layer, tuple(experts))
+    return _Line(number, forward, phase, step, layer, tuple(experts))
 
 
 class Replay:

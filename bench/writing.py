@@ -26,7 +26,7 @@ from diskmoe.engine.errors import BadOutput, DiskFull, WriteFailed
 from diskmoe.engine.model.families import FAMILIES
 from diskmoe.experts.budget import shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, DenseTensor
-from diskmoe.experts.container import DENSE_NAME, checksum, experts_name, record_name
+from diskmoe.experts.container import DENSE_NAME, experts_name
 from diskmoe.experts.manifest import Manifest
 from diskmoe.experts.pieces import made_ahead
 from diskmoe.experts.safetensors_io import SafetensorsWriter
@@ -129,20 +129,18 @@ class _Job:
         """The records of a layer, and the same experts into the GGUF."""
         path = self.partial / experts_name(layer)
         layout = self.manifest.facts.record_layout_of(layer)
-        sums: dict[str, str] = {}
         writer = SafetensorsWriter(
             path, self.manifest.record_specs(layer), self.manifest.metadata(layer)
         )
         names = _stacked(self.model, layer)
         with closing(writer), closing(self._experts(layer, layout, threads)) as made:
             for number, (record, stored) in enumerate(made):
-                sums[record_name(layer, number)] = checksum(record)
                 writer.write(record)
                 if self._gguf is not None:
                     for name, part in zip(names, stored, strict=True):
                         self._gguf.put(name, number * part.nbytes, part)
                 self._advance(record.nbytes, f"layer {layer}")
-            writer.finish(self.manifest.metadata(layer, sums))
+            writer.finish(self.manifest.metadata(layer, writer.checksums))
 
     def _experts(
         self, layer: int, layout: RecordLayout, threads: int
@@ -158,8 +156,9 @@ class _Job:
 
     def write_dense(self) -> None:
         """dense.safetensors, and the same tensors into the GGUF."""
-        metadata = self.manifest.dense_metadata()
-        writer = SafetensorsWriter(self.partial / DENSE_NAME, self.manifest.dense_specs(), metadata)
+        writer = SafetensorsWriter(
+            self.partial / DENSE_NAME, self.manifest.dense_specs(), self.manifest.dense_metadata()
+        )
         by_name = {tensor.name: tensor for tensor in self.model.plan.dense}
         with closing(writer):
             for name, layout in self.manifest.layouts.items():
@@ -172,7 +171,7 @@ class _Job:
                 if self._gguf is not None:
                     self._gguf.put(tensor.name, 0, vector.reshape(-1).view(np.uint8))
                 self._advance(vector.nbytes, tensor.name)
-            writer.finish(metadata)
+            writer.finish(self.manifest.dense_metadata(writer.checksums))
 
     def _shared(self, tensor: DenseTensor) -> Iterator[Block]:
         """The blocks of a matrix; each goes into the GGUF as it passes."""

@@ -4,6 +4,7 @@ It imports next to nothing, so that Ctrl-C is answered from the first moment on,
 after an interrupt nobody wants to wait for compilers and threads to be taken down in good order.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ def main() -> int:
             except OSError:
                 pass
         os._exit(code)
+    gc.freeze()  # or the interpreter looks through every object again while it ends: 0.4 s
     return code
 
 

@@ -21,7 +21,15 @@ from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.engine.loading import Opened, Options, open_model, plan_for, ready_model_kernels
+from diskmoe.engine.loading import (
+    Opened,
+    Options,
+    ahead_slots,
+    open_model,
+    plan_for,
+    ready_model_kernels,
+    wave_slots,
+)
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.weights import load_dense
@@ -32,7 +40,10 @@ from diskmoe.engine.text.session import TextStream
 from diskmoe.engine.text.side import Prompt, TextSide
 from diskmoe.experts.budget import MemoryPlan, shown_bytes
 from diskmoe.experts.pagecache import cached_share
+from diskmoe.experts.policy import AUTO, POLICIES
 from diskmoe.experts.store import ExpertStore
+from diskmoe.experts.trace import TraceRecorder
+from diskmoe.experts.watch import MemoryWatch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -101,6 +112,7 @@ class Model:
         store: ExpertStore,
         workers: Workers,
         share: float | None,  # of the expert files in the page cache, before a weight was read
+        say: Say = _silent,
     ) -> None:
         self.opened = prepared.opened
         self.text = prepared.text
@@ -111,6 +123,11 @@ class Model:
         self.workers = workers
         self._transformer = transformer
         self._store = store
+        self._watch = MemoryWatch(memory.budget_bytes, store.shrink, say)
+        self._trace: TraceRecorder | None = None
+        if prepared.options.trace is not None:
+            self._trace = TraceRecorder(prepared.options.trace, say)
+            transformer.record_with(self._trace.record)
         self._runs = 0
         self._closed = False
 
@@ -150,10 +167,21 @@ class Model:
                 opened.config.moe_layers,
                 opened.config.experts,
                 options.io_threads,
+                POLICIES[AUTO if options.policy == "auto" else options.policy],
+                wave_slots(options, opened.config),
+                ahead_slots(options, opened.config),
             )
             kv = KvCache(opened.config, opened.context, kv_format=options.kv)
-            transformer = Transformer(opened.config, weights, store, kv, workers)
-            model = cls(prepared, memory, transformer, store, workers, share)
+            transformer = Transformer(
+                opened.config,
+                weights,
+                store,
+                kv,
+                workers,
+                look_ahead=options.prefetch != "0",
+                prefetch=options.prefetch == "1",
+            )
+            model = cls(prepared, memory, transformer, store, workers, share, say)
         except BaseException:
             if workers is not None:
                 workers.close()
@@ -194,6 +222,7 @@ class Model:
             expert_format=records.expert_format,
             budget_bytes=self.memory.budget_bytes,
             slots_per_layer=self.memory.slots_per_layer,
+            paced=str(records.pacer or ""),
         )
 
     def generate(
@@ -229,7 +258,7 @@ class Model:
         tokenizer = self.text.tokenizer
         if stop and tokenizer is None:
             raise BadRequest("a stop string needs a tokenizer, and this model has none")
-        stats = RunStats(cache_state=self._cache_state())
+        stats = RunStats(cache_state=self._cache_state(), recall=self._transformer.new_recall())
         valid = self.config.vocab if tokenizer is None else tokenizer.valid_mask
         self._runs += 1
         tokens = decode(
@@ -241,6 +270,7 @@ class Model:
             prefill_chunk=self.options.prefill_chunk,
             stats=stats,
             on_prefill=on_prefill,
+            on_forward=self._watch.look,
         )
         stream = None
         if tokenizer is not None:
@@ -278,6 +308,8 @@ class Model:
         if self._closed:
             return
         self._closed = True
+        if self._trace is not None:
+            self._trace.close()
         self.workers.close()
         self._store.close()
         self.opened.records.close()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.stats import Counters, Phase, RunStats, Snapshot
+from diskmoe.engine.stats import Counters, Phase, RunStats, snapshot
 
 
 class _Cache(Protocol):
@@ -38,7 +39,9 @@ class Target(Protocol):
     def selections(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
-    def forward(self, ids: np.ndarray, rows: Any) -> np.ndarray: ...
+    def forward(
+        self, ids: np.ndarray, rows: Any, on_layer: Callable[[int, int], None] | None
+    ) -> np.ndarray: ...
 
 
 class Picker(Protocol):
@@ -77,6 +80,7 @@ def decode(
     reused: int = 0,
     stats: RunStats | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
+    on_forward: Callable[[], None] = lambda: None,
 ) -> Generator[int, None, None]:
     """Yields the tokens that follow a prompt, the stop token among them.
 
@@ -88,7 +92,9 @@ def decode(
         stop_ids: ids that end the run.
         stats: filled while running; ``stop_reason`` is ``"stop token"``, ``"limit"``,
             ``"context full"`` or, when the caller stops early, ``"stopped"``.
-        on_prefill: called with (rows done, rows in all) after each chunk.
+        on_prefill: called with (rows done, rows in all) after each layer of a chunk; a layer counts
+            as its share of the chunk's rows.
+        on_forward: called after each forward of decoding.
 
     Raises:
         BadRequest: see ``check_prompt``.
@@ -105,6 +111,7 @@ def decode(
     pending = int(prompt_ids[-1])
     while True:
         logits = _forward(target, [pending], "last", stats.decode)
+        on_forward()
         pending = picker.pick(logits[0])
         now = time.perf_counter()
         if stats.tokens == 0:
@@ -143,16 +150,29 @@ def _prefill(
     rows = len(prompt_ids) - 1
     for begin in range(reused, rows, chunk):
         end = min(begin + chunk, rows)
-        _forward(target, prompt_ids[begin:end], "none", stats.prefill)
-        stats.prefill.seconds = time.perf_counter() - started
+        tell = None
         if on_prefill:
-            on_prefill(end, rows)
+            tell = partial(_tell_layer, on_prefill, begin, end, rows)
+        _forward(target, prompt_ids[begin:end], "none", stats.prefill, tell)
+        stats.prefill.seconds = time.perf_counter() - started
 
 
-def _forward(target: Target, ids: Sequence[int], rows: str, phase: Phase) -> np.ndarray:
-    before = Snapshot.take(target.counters, target.selections)
+def _tell_layer(
+    on_prefill: Callable[[int, int], None], begin: int, end: int, rows: int, done: int, layers: int
+) -> None:
+    on_prefill(begin + (end - begin) * done // layers, rows)
+
+
+def _forward(
+    target: Target,
+    ids: Sequence[int],
+    rows: str,
+    phase: Phase,
+    on_layer: Callable[[int, int], None] | None = None,
+) -> np.ndarray:
+    before = snapshot(target.counters, target.selections)
     started = time.perf_counter()
-    logits = target.forward(np.asarray(ids, dtype=np.int32), rows)
+    logits = target.forward(np.asarray(ids, dtype=np.int32), rows, on_layer)
     seconds = time.perf_counter() - started
-    phase.add(before, Snapshot.take(target.counters, target.selections), len(ids), seconds)
+    phase.add(before, snapshot(target.counters, target.selections), len(ids), seconds)
     return logits

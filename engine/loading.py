@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diskmoe.engine.errors import BadModel, BadRequest
@@ -17,14 +17,18 @@ from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
-from diskmoe.engine.model.weights import dense_bytes
-from diskmoe.engine.stats import current_rss_bytes, peak_rss_bytes
+from diskmoe.engine.model.weights import dense_bytes, loader_bytes
+from diskmoe.engine.stats import peak_rss_bytes
 from diskmoe.engine.warmup import ready_kernels
+from diskmoe.experts.ahead import AHEAD_SLOTS
 from diskmoe.experts.budget import MemoryPlan, available_memory, plan_memory, shown_bytes
-from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, TensorPlan
+from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
+from diskmoe.experts.direct import DirectMode
+from diskmoe.experts.footprint import give_back, resident_bytes
 from diskmoe.experts.formats import FORMATS, format_for_bits
-from diskmoe.experts.reader import DirectMode
+from diskmoe.experts.pacer import Pacer
+from diskmoe.experts.policy import POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 
 Say = Callable[[str], None]
@@ -41,7 +45,8 @@ class Options:
 
     cap: hot-store slots per layer. expert_bits, dense_bits: 4, 8, 16 or 32, for checkpoints that
     are quantised on the way in. ctx: positions of the KV cache. ram_gb: memory budget in GiB.
-    kv: format of the KV cache, f32, f16 or q8; all but f32 change the text.
+    kv: format of the KV cache, f32, f16 or q8; all but f32 change the text. disk_bps: the bytes a
+    second that reading experts is held down to. verify: compare each expert's checksum once.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -56,7 +61,12 @@ class Options:
     io_threads: int = 4
     direct: str = "auto"
     prefill_chunk: int = 256
+    disk_bps: int | None = None
+    verify: bool = False
     kv: str = "f32"
+    prefetch: str = "0"
+    policy: str = "auto"
+    trace: Path | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -65,6 +75,7 @@ class Options:
             ("threads", 1),
             ("io_threads", 1),
             ("prefill_chunk", 1),
+            ("disk_bps", 1),
         ):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
@@ -75,6 +86,12 @@ class Options:
                 raise BadRequest(f"{name} is {value!r}; it must be 4, 8, 16 or 32")
         if self.ram_gb is not None and not (0 < self.ram_gb < math.inf):
             raise BadRequest(f"ram_gb is {self.ram_gb!r}; it must be a number above 0")
+        if self.policy not in ("auto", *POLICIES):
+            raise BadRequest(
+                f"policy is {self.policy!r}; it must be one of auto, {', '.join(POLICIES)}"
+            )
+        if self.prefetch not in ("0", "1", "count"):
+            raise BadRequest(f"prefetch is {self.prefetch!r}; it must be 0, 1 or count")
         if self.kv not in KV_KIND:
             raise BadRequest(f"kv is {self.kv!r}; it must be one of {', '.join(KV_KIND)}")
         if self.direct not in _DIRECT:
@@ -91,13 +108,17 @@ class Opened:
     plan: TensorPlan
     dense_format: str | None  # None: each matrix keeps its own
     records: ContainerRecords | CheckpointRecords
-    io_mode: str  # how experts are read, and why so
     context: int  # positions of the KV cache
     notes: tuple[str, ...]
 
     @property
     def name(self) -> str:
         return self.path.resolve().name
+
+    @property
+    def io_mode(self) -> str:
+        """How experts are read, and why so."""
+        return self.records.io_mode
 
     @property
     def dense_formats(self) -> tuple[str, ...]:
@@ -127,8 +148,9 @@ def _open_container(path: Path, options: Options) -> Opened:
     config = read_config(container.config, str(path / "config.json"))
     plan = tensor_plan(config, container.has)
     verify_container(container, plan)
-    direct, why = _direct_mode(container, options)
-    records = ContainerRecords(container, direct)
+    each = container.record_layout.nbytes
+    direct, why = _direct_mode(len(container.layers) * container.n_experts * each, options)
+    records = ContainerRecords(container, direct, options.verify, _pacer(options), why)
     context, notes = _context(config, options)
     for name, bits, own in (
         ("EXPERT_BITS", options.expert_bits, container.expert_format),
@@ -143,7 +165,6 @@ def _open_container(path: Path, options: Options) -> Opened:
         plan,
         container.dense_format,
         records,
-        f"plain reads: {why}" if why else records.io_mode,
         context,
         tuple(notes),
     )
@@ -158,14 +179,18 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
     context, notes = _context(config, options)
     expert_format = format_for_bits(options.expert_bits) if options.expert_bits else None
     dense_format = format_for_bits(options.dense_bits) if options.dense_bits else None
-    records = CheckpointRecords(checkpoint, plan, expert_format, options.io_threads)
+    each = sum(checkpoint.info(n).nbytes for layer in plan.experts for n in layer.names(0))
+    direct, why = _direct_mode(plan.n_experts * each, options)
+    records = CheckpointRecords(
+        checkpoint, plan, expert_format, options.io_threads, direct, _pacer(options), why
+    )
     if expert_format is not None and FORMATS[expert_format].quantised:
         notes.append(
             f"experts are quantised to {expert_format} at every miss; "
             "'diskmoe convert' does it once and makes each expert one read"
         )
-    if options.direct == "1":
-        notes.append("DIRECT=1 has no effect on a checkpoint that is not converted")
+    if options.verify:
+        notes.append("VERIFY has no effect on a checkpoint that is not converted: no checksums")
     return Opened(
         path,
         checkpoint,
@@ -173,7 +198,6 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
         plan,
         dense_format,
         records,
-        records.io_mode,
         context,
         tuple(notes),
     )
@@ -206,17 +230,19 @@ def _context(config: ModelConfig, options: Options) -> tuple[int, list[str]]:
     return options.ctx, []
 
 
-def _direct_mode(container: Container, options: Options) -> tuple[DirectMode, str]:
-    """Whether to read past the page cache, and why not when that was decided here.
+def _pacer(options: Options) -> Pacer | None:
+    return Pacer(options.disk_bps) if options.disk_bps else None
+
+
+def _direct_mode(experts: int, options: Options) -> tuple[DirectMode, str]:
+    """Whether to read `experts` bytes past the page cache, and why not when it was decided here.
 
     O_DIRECT wins where reads are large and the page cache could not hold the experts anyway; a
     small model is better served by the page cache (bench/LOG.md).
     """
     if options.direct != "auto":
         return _DIRECT[options.direct], ""
-    experts = len(container.layers) * container.n_experts * container.record_layout.nbytes
-    available, _ = available_memory()
-    if experts < available * PAGE_CACHE_SHARE:
+    if experts < available_memory().nbytes * PAGE_CACHE_SHARE:
         return "off", f"all experts, {shown_bytes(experts)}, fit in the page cache"
     return "auto", ""
 
@@ -227,10 +253,24 @@ def ready_model_kernels(opened: Opened, say: Say) -> None:
     ready_kernels(opened.kernel_formats, isinstance(opened.source, Checkpoint), say)
 
 
+def wave_slots(options: Options, config: ModelConfig) -> int:
+    """Slots beside the hot store, for a prompt's experts that pass through.
+
+    Enough that all readers have one to fill while the one before is computed, and for a row's own.
+    """
+    return max(2 * options.io_threads, config.top_k) if config.moe_layers else 0
+
+
+def ahead_slots(options: Options, config: ModelConfig) -> int:
+    """Slots beside the hot store, for reads on speculation."""
+    return AHEAD_SLOTS if options.prefetch == "1" and config.moe_layers else 0
+
+
 def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
     """Where memory will go. Call it when all but weights, cache and store is in memory.
 
-    What is resident then (interpreter, compiled kernels, tokenizer) is the plan's base.
+    What is resident then (interpreter, compiled kernels, tokenizer) is the plan's base. What is
+    held for nothing is given back first.
 
     Raises:
         OutOfBudget: not even one slot per layer fits; the message has all numbers.
@@ -238,31 +278,27 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
     config = opened.config
     chunk = min(options.prefill_chunk, opened.context)
     layout = opened.records.record_layout
-    held = current_rss_bytes()
-    free, where = available_memory()
+    give_back()
+    held = resident_bytes()
+    available = available_memory()
     # the budget is for the whole process, so what it holds already counts as available
-    free += held
-    if options.ram_gb is not None and options.ram_gb * 2**30 > free:
-        say(
-            f"note      RAM_GB={options.ram_gb:g} is more than the {shown_bytes(free)} {where}: "
-            "the system may run out of memory"
-        )
+    available = replace(available, nbytes=available.nbytes + held)
     plan = plan_memory(
         None if options.ram_gb is None else int(options.ram_gb * 2**30),
         base_bytes=held,
         dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
         kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
         # two rows of logits live at once, and the sampler's float64 copies of one
-        scratch_bytes=scratch_bytes(
-            config, chunk, 12, opened.context, layout, opened.dense_formats
-        ),
-        loader_bytes=2 * ROW_BLOCK_BYTES + opened.records.scratch_bytes,
+        scratch_bytes=opened.records.scratch_bytes
+        + scratch_bytes(config, chunk, 12, opened.context, layout, opened.dense_formats),
+        loader_bytes=loader_bytes(opened.source, config),
         slot_bytes=layout.nbytes,
         n_moe_layers=len(config.moe_layers),
         n_experts=config.experts,
+        wave_slots=wave_slots(options, config) + ahead_slots(options, config),
         wanted_cap=options.cap,
         context=opened.context,
-        available=(free, where),
+        available=available,
     )
     if peak_rss_bytes() > plan.budget_bytes:
         say(

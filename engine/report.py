@@ -32,7 +32,10 @@ REPORT_KEYS = (
     "miss_bytes",
     "bytes_per_token",
     "read_wait_seconds",
+    "read_seconds",
+    "hidden_share",
     "compute_seconds",
+    "prefetch",
     "peak_rss_bytes",
     "budget_bytes",
     "slots_per_layer",
@@ -58,6 +61,7 @@ class ModelFacts:
     expert_format: str
     budget_bytes: int
     slots_per_layer: int
+    paced: str = ""  # what a disk made slow is called in the report
 
 
 def shown(value: Any) -> str:
@@ -112,7 +116,10 @@ def report_json(
         "miss_bytes": decode.miss_bytes,
         "bytes_per_token": stats.bytes_per_token,
         "read_wait_seconds": decode.read_wait_seconds,
+        "read_seconds": decode.read_seconds,
+        "hidden_share": decode.hidden_share,
         "compute_seconds": decode.compute_seconds,
+        "prefetch": _prefetch_json(stats),
         "peak_rss_bytes": peak_rss_bytes(),
         "budget_bytes": facts.budget_bytes,
         "slots_per_layer": facts.slots_per_layer,
@@ -159,17 +166,50 @@ def report_lines(stats: RunStats, facts: ModelFacts) -> list[str]:
             f"{decode.misses} misses, {decode.selections} selections), "
             f"{facts.slots_per_layer} of {facts.experts} slots/layer; read "
             f"{shown_bytes(decode.miss_bytes)}, {shown_bytes(stats.bytes_per_token or 0)}/token; "
-            f"cache {stats.cache_state}"
+            f"cache {stats.cache_state}" + (f"; {facts.paced}" if facts.paced else "")
         )
+    hidden = decode.hidden_share
     lines.append(
         f"time      read wait {decode.read_wait_seconds:.2f} s, "
-        f"compute {decode.compute_seconds:.2f} s"
+        f"compute {decode.compute_seconds:.2f} s; reading took {decode.read_seconds:.2f} s"
+        + ("" if hidden is None else f", {100 * hidden:.0f} % of what work could hide was hidden")
     )
+    lines += _prefetch_lines(stats)
     lines.append(
         f"memory    peak {shown_bytes(peak_rss_bytes())} of a budget of "
         f"{shown_bytes(facts.budget_bytes)}"
     )
     return lines
+
+
+def _prefetch_json(stats: RunStats) -> dict[str, Any] | None:
+    recall = stats.recall
+    if recall is None:
+        return None
+    return {
+        "chosen": recall.chosen,
+        "recall_at_k": recall.in_k / recall.chosen if recall.chosen else None,
+        "recall_at_2k": recall.in_2k / recall.chosen if recall.chosen else None,
+        "hits": stats.decode.ahead_hits,
+        "bytes": stats.decode.ahead_bytes,
+    }
+
+
+def _prefetch_lines(stats: RunStats) -> list[str]:
+    """What the guesses of the next layer's experts were worth."""
+    recall, decode = stats.recall, stats.decode
+    if recall is None or not recall.chosen:
+        return []
+    line = (
+        f"prefetch  one layer ahead {100 * recall.in_k / recall.chosen:.1f} % of the experts were "
+        f"guessed, {100 * recall.in_2k / recall.chosen:.1f} % in twice as many guesses"
+    )
+    if decode.ahead_bytes:
+        line += (
+            f"; {decode.ahead_hits} hits were read ahead in time, "
+            f"{shown_bytes(decode.ahead_bytes)} read on guesses"
+        )
+    return [line]
 
 
 def _prefill_experts(stats: RunStats) -> str:

@@ -161,7 +161,12 @@ def options_from(values: Mapping[str, Value]) -> Any:
         io_threads=values["IO_THREADS"].value,
         direct=values["DIRECT"].value,
         prefill_chunk=values["PREFILL_CHUNK"].value,
+        disk_bps=values["DISK_BPS"].value,
+        verify=values["VERIFY"].value,
         kv=values["KV"].value,
+        prefetch=values["PREFETCH"].value,
+        policy=values["POLICY"].value,
+        trace=as_path(values["TRACE"].value) if values["TRACE"].value else None,
     )
 
 
@@ -266,7 +271,7 @@ def _prefill_progress(say: Say) -> Callable[[int, int], None]:
         spent = now - started
         if done == rows:
             say(f"prefill   {rows} of {rows} tokens in {spent:.2f} s")
-        elif now - last >= 2:
+        elif done and now - last >= 2:
             last = now
             say(
                 f"prefill   {done} of {rows} tokens, about {spent * (rows - done) / done:.0f} s left"

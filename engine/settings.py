@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diskmoe.engine.errors import BadRequest
+from diskmoe.experts.policy import AUTO, POLICIES
 
 PREFIX = "DISKMOE_"
 
@@ -56,6 +57,19 @@ def switch(text: str) -> bool:
     if lowered in ("0", "false", "no", "off", ""):
         return False
     raise ValueError("1 or 0")
+
+
+def _speed(text: str) -> int | None:
+    factor = {"k": 10**3, "m": 10**6, "g": 10**9}.get(text[-1:].lower())
+    try:
+        value = float(text[:-1] if factor else text) * (factor or 1)
+    except ValueError:
+        value = math.nan
+    if value == 0:
+        return None
+    if not 1000 <= value <= 1e12:
+        raise ValueError("bytes a second from 1k to 1000G, like 500M or 1.5G; 0 for none")
+    return round(value)
 
 
 def _choice(*allowed: str) -> Callable[[str], str]:
@@ -156,6 +170,14 @@ SETTINGS: tuple[Setting, ...] = (
         "memory",
     ),
     Setting(
+        "POLICY",
+        _choice("auto", *POLICIES),
+        "auto",
+        f"which expert a slot loses; auto is {AUTO}",
+        "|".join(("auto", *POLICIES)),
+        "memory",
+    ),
+    Setting(
         "EXPERT_BITS",
         _bits,
         None,
@@ -174,7 +196,26 @@ SETTINGS: tuple[Setting, ...] = (
         "auto|1|0",
         "speed",
     ),
+    Setting(
+        "DISK_BPS",
+        _speed,
+        None,
+        "read experts no faster than this, like 500M: an honest slow disk",
+        "BPS",
+        "speed",
+    ),
+    Setting("VERIFY", switch, False, "compare each expert's checksum once", "0|1", "speed"),
     Setting("PREFILL_CHUNK", _integer(1, 4096), 256, "prompt rows per forward", "N", "speed"),
+    Setting(
+        "PREFETCH",
+        _choice("0", "1", "count"),
+        "0",
+        "read experts that the next layer will probably want while the disk is idle; "
+        "count: only count how good the guesses are",
+        "0|1|count",
+        "speed",
+    ),
+    Setting("TRACE", _text, None, "write which experts each token chose to FILE", "FILE", "output"),
     Setting("DRAFT", _integer(0, 48), None, "drafts per forward", "N", "drafts", NO_DRAFTS),
     Setting("MTP", switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
     Setting("GRAMMAR", _text, None, "GBNF file for drafts", "FILE", "drafts", NO_DRAFTS),

@@ -7,10 +7,9 @@ decode forward and plain decoding has exactly 1.0 tokens per forward.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
@@ -22,6 +21,22 @@ class Counters(Protocol):
     misses: int
     miss_bytes: int
     read_wait_seconds: float
+    read_seconds: float
+    hideable_seconds: float
+    ahead_hits: int
+    ahead_bytes: int
+
+
+class Recall(Protocol):
+    """How many experts decode rows chose, and how many of them the guesses one layer before had
+    among their k, and their 2k, first."""
+
+    chosen: int
+    in_k: int
+    in_2k: int
+
+
+COUNTED = tuple(Counters.__annotations__)
 
 
 @dataclass
@@ -32,6 +47,10 @@ class Phase:
     selections: rows x top-k, summed over layers; not reads.
     miss_bytes: bytes that misses demanded from disk.
     read_wait_seconds: time in which computing had nothing to do but wait for a read.
+    read_seconds: wall time of layers' reads, each layer's from its first request to its last byte.
+    hideable_seconds: how much of that the work on experts could have covered at best.
+    ahead_hits: of the hits, those read on a guess in time; ahead_bytes: read on guesses, right or
+    wrong, and not among the miss bytes.
     forward_seconds: wall time inside forwards; computing is what is left without the wait.
     """
 
@@ -42,6 +61,10 @@ class Phase:
     selections: int = 0
     miss_bytes: int = 0
     read_wait_seconds: float = 0.0
+    read_seconds: float = 0.0
+    hideable_seconds: float = 0.0
+    ahead_hits: int = 0
+    ahead_bytes: int = 0
     forward_seconds: float = 0.0
     seconds: float = 0.0
 
@@ -49,12 +72,9 @@ class Phase:
         """Books one forward from the counters before and after it."""
         self.forwards += 1
         self.rows += rows
-        self.hits += after.hits - before.hits
-        self.misses += after.misses - before.misses
-        self.selections += after.selections - before.selections
-        self.miss_bytes += after.miss_bytes - before.miss_bytes
-        self.read_wait_seconds += after.read_wait_seconds - before.read_wait_seconds
         self.forward_seconds += seconds
+        for name, value in after.items():
+            setattr(self, name, getattr(self, name) + value - before[name])
 
     @property
     def hit_rate(self) -> float | None:
@@ -66,26 +86,20 @@ class Phase:
     def compute_seconds(self) -> float:
         return max(0.0, self.forward_seconds - self.read_wait_seconds)
 
+    @property
+    def hidden_share(self) -> float | None:
+        """Of the reading that work could have covered, the share that it did; None without any."""
+        if self.hideable_seconds <= 0:
+            return None
+        return min(1.0, (self.read_seconds - self.read_wait_seconds) / self.hideable_seconds)
 
-@dataclass(frozen=True)
-class Snapshot:
+
+Snapshot = dict[str, Any]
+
+
+def snapshot(counters: Counters, selections: int) -> Snapshot:
     """The running counters at one moment."""
-
-    hits: int
-    misses: int
-    miss_bytes: int
-    read_wait_seconds: float
-    selections: int
-
-    @staticmethod
-    def take(counters: Counters, selections: int) -> Snapshot:
-        return Snapshot(
-            counters.hits,
-            counters.misses,
-            counters.miss_bytes,
-            counters.read_wait_seconds,
-            selections,
-        )
+    return {name: getattr(counters, name) for name in COUNTED} | {"selections": selections}
 
 
 @dataclass
@@ -99,6 +113,7 @@ class RunStats:
     cache_state: str = "cold"
     prefill: Phase = field(default_factory=Phase)
     decode: Phase = field(default_factory=Phase)
+    recall: Recall | None = None  # of the guesses of PREFETCH
 
     @property
     def tokens_per_forward(self) -> float | None:
@@ -134,11 +149,6 @@ def peak_rss_bytes() -> int:
     except OSError:
         pass
     return int(peak) * 1024
-
-
-def current_rss_bytes() -> int:
-    """Memory resident now, in bytes."""
-    return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
 def phase_json(phase: Phase) -> dict[str, float | int | None]:

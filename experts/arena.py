@@ -39,14 +39,21 @@ class Arena:
             except OSError:
                 pass  # a kernel without huge pages: slower reads, nothing else
         room = np.frombuffer(self._mapping, np.uint8)
-        begin = -room.ctypes.data % HUGE_PAGE
-        self.bytes: Bytes = room[begin : begin + self.nbytes]
+        self._begin = -room.ctypes.data % HUGE_PAGE
+        self.bytes: Bytes = room[self._begin : self._begin + self.nbytes]
 
     def slot(self, index: int) -> Bytes:
         """The bytes of one slot, u8 (slot_bytes,)."""
         if not 0 <= index < self.n_slots:
             raise IndexError(f"slot {index} of {self.n_slots}")
         return self.bytes[index * self.slot_bytes : (index + 1) * self.slot_bytes]
+
+    can_release = hasattr(mmap, "MADV_DONTNEED")  # else memory comes back with `close` only
+
+    def release(self, index: int) -> None:
+        """Give the memory of one slot back until somebody writes to it; what it held is lost."""
+        begin = self._begin + index * self.slot_bytes
+        self._mapping.madvise(mmap.MADV_DONTNEED, begin, self.slot_bytes)
 
     def close(self) -> None:
         """Give the memory back, at once where the system can; views must not be used any more."""

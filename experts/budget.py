@@ -7,6 +7,7 @@ comes with its reason in words. The budget is for the whole process, not for the
     print("\\n".join(plan.lines()))
 """
 
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,42 +19,77 @@ from diskmoe.experts.errors import OutOfBudget
 
 LEFT_SHARE = 0.15  # of what is available, for the page cache and for others
 LEFT_BYTES = 1 << 30  # and at least this, or half of what there is
+GROUP_LEFT_SHARE = 0.1  # in a cgroup there are no others, and what we read past the page cache
+GROUP_LEFT_BYTES = 128 << 20  # needs none of it
 _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 _MEMORY_FILES = {  # of a cgroup of either version: limit, use, what can be dropped of it
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    2: ("memory.max", "memory.current", "inactive_file"),
+    1: (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
+    2: ("memory.max", "memory.current", ("inactive_file", "active_file")),
 }
 
 
-def available_memory(root: Path = Path("/")) -> tuple[int, str]:
-    """(bytes that can be taken without swapping, where the number comes from).
+@dataclass(frozen=True)
+class Available:
+    """What can be had: `nbytes` of the `limit` that a cgroup sets, or that the system has.
+
+    swap_bytes: what is free beside it before the system must end a process.
+    """
+
+    nbytes: int
+    where: str
+    limit: int
+    in_group: bool = False
+    swap_bytes: int = 0
+
+    @property
+    def critical_bytes(self) -> int:
+        """With less than this left, the next page may be the one that a process is ended for."""
+        return min(max(self.limit // 50, 32 << 20), 256 << 20)
+
+    @property
+    def most_bytes(self) -> int:
+        """What a budget can be at most: beyond it the system would end the process."""
+        return max(self.nbytes + self.swap_bytes - 2 * self.critical_bytes, 0)
+
+
+def available_memory(root: Path = Path("/")) -> Available:
+    """What can be taken without swapping.
 
     The least of what the system has available and what each cgroup above this process (v1 or v2)
     still allows; file pages that the kernel can drop count as allowed.
     """
-    least, reason = psutil.virtual_memory().available, "available in the system"
+    system = psutil.virtual_memory()
+    swap = psutil.swap_memory().free if sys.platform == "linux" else system.total  # it grows there
+    least = Available(system.available, "available in the system", system.total, swap_bytes=swap)
     for directory, version in control_groups("memory", root):
-        limit_name, usage_name, inactive = _MEMORY_FILES[version]
+        limit_name, usage_name, droppable = _MEMORY_FILES[version]
         limit = read_number(directory / limit_name)
         usage = read_number(directory / usage_name)
         if limit is None or usage is None or not 0 <= limit < _UNLIMITED:
             continue  # -1 is an old way to say that there is none
-        left = max(limit - usage + _stat(directory / "memory.stat", inactive), 0)
-        left = min(left, limit)
-        if left < least:
-            least, reason = left, f"left of the cgroup's {shown_bytes(limit)}"
-    return least, reason
+        left = limit - usage + _stat(directory / "memory.stat", droppable)
+        left = min(max(left, 0), limit)
+        if left < least.nbytes:
+            where = f"left of the cgroup's {shown_bytes(limit)}"
+            least = Available(left, where, limit, in_group=True)
+    return least
 
 
-def _stat(path: Path, key: str) -> int:
+def _stat(path: Path, keys: tuple[str, ...]) -> int:
+    """The sum of these entries of a memory.stat; those that cannot be read count nothing."""
+    total = 0
     try:
         for line in path.read_text().splitlines():
             name, _, value = line.partition(" ")
-            if name == key:
-                return int(value)
+            if name in keys:
+                total += int(value)
     except (OSError, ValueError):
         pass
-    return 0
+    return total
 
 
 def shown_bytes(nbytes: float) -> str:
@@ -74,18 +110,28 @@ class MemoryRequest:
     dense_bytes: int
     kv_bytes: int
     scratch_bytes: int
-    loader_bytes: int
+    loader_bytes: int  # beside the dense weights while they are read, before there is a hot store
     slot_bytes: int  # one expert record
     n_moe_layers: int
     n_experts: int
+    wave_slots: int = 0  # slots that a prompt's experts pass through
     wanted_cap: int | None = None
     context: int | None = None  # positions that `kv_bytes` is for, to be told
 
     @property
+    def wave_bytes(self) -> int:
+        return self.wave_slots * self.slot_bytes
+
+    @property
     def fixed_bytes(self) -> int:
-        """Everything but the hot store."""
+        """Everything but the hot store, while the model runs."""
         dense_and_base = self.base_bytes + self.dense_bytes
-        return dense_and_base + self.kv_bytes + self.scratch_bytes + self.loader_bytes
+        return dense_and_base + self.kv_bytes + self.scratch_bytes + self.wave_bytes
+
+    @property
+    def loading_bytes(self) -> int:
+        """What is held while the dense weights are read."""
+        return self.base_bytes + self.dense_bytes + self.loader_bytes
 
     @property
     def set_bytes(self) -> int:
@@ -110,7 +156,7 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int:
         """The most that the process is expected to hold."""
-        return self.request.fixed_bytes + self.arena_bytes
+        return max(self.request.fixed_bytes + self.arena_bytes, self.request.loading_bytes)
 
     def lines(self) -> list[str]:
         """The plan in sentences, for stderr."""
@@ -136,6 +182,8 @@ class MemoryPlan:
             "budget_bytes": self.budget_bytes,
             "budget_reason": self.reason,
             **numbers,
+            "wave_bytes": self.request.wave_bytes,
+            "fixed_bytes": self.request.fixed_bytes,
             "slots_per_layer": self.slots_per_layer,
             "slots_reason": self.cap_reason,
             "arena_bytes": self.arena_bytes,
@@ -145,26 +193,40 @@ class MemoryPlan:
 
 def _parts(request: MemoryRequest) -> str:
     positions = "" if request.context is None else f" for {request.context} positions"
+    waves = f", {request.wave_slots} slots for prompts {shown_bytes(request.wave_bytes)}"
     return (
         f"interpreter and kernels {shown_bytes(request.base_bytes)}, "
         f"dense weights {shown_bytes(request.dense_bytes)}, "
         f"KV cache {shown_bytes(request.kv_bytes)}{positions}, "
-        f"scratch {shown_bytes(request.scratch_bytes)}, "
-        f"loader {shown_bytes(request.loader_bytes)}"
+        f"scratch {shown_bytes(request.scratch_bytes)}{waves if request.wave_slots else ''}"
     )
 
 
-def auto_budget(available_bytes: int, reason: str) -> tuple[int, str]:
+def auto_budget(available: Available) -> tuple[int, str]:
     """(budget, reason) when the user gave none: what is available less what is left to others.
 
-    At least 15 % and 1 GiB are left; on a machine with under 2 GiB available, half.
+    At least 15 % and 1 GiB are left, of a cgroup 10 % and 128 MiB; at most half.
     """
-    left = max(int(available_bytes * LEFT_SHARE), min(LEFT_BYTES, available_bytes // 2))
-    budget = available_bytes - left
-    share = 100 * budget / max(available_bytes, 1)
+    share, least = LEFT_SHARE, LEFT_BYTES
+    if available.in_group:
+        share, least = GROUP_LEFT_SHARE, GROUP_LEFT_BYTES
+    nbytes = available.nbytes
+    left = max(int(nbytes * share), min(least, nbytes // 2))
+    budget = nbytes - left
+    others = "" if available.in_group else " and others"
     return budget, (
-        f"{share:.0f} % of the {shown_bytes(available_bytes)} {reason}; "
-        f"{shown_bytes(left)} are left for the page cache and others"
+        f"{100 * budget / max(nbytes, 1):.0f} % of the {shown_bytes(nbytes)} {available.where}; "
+        f"{shown_bytes(left)} are left for the page cache{others}"
+    )
+
+
+def given_budget(wanted_bytes: int, available: Available | None) -> tuple[int, str]:
+    """(budget, reason) when the user gave one: what was given, or less where that cannot be had."""
+    if available is None or wanted_bytes <= available.most_bytes:
+        return wanted_bytes, "as given (RAM_GB)"
+    return available.most_bytes, (
+        f"lowered from RAM_GB={wanted_bytes / 2**30:g}, which is more than the "
+        f"{shown_bytes(available.nbytes)} {available.where}"
     )
 
 
@@ -179,9 +241,10 @@ def plan_memory(
     slot_bytes: int,
     n_moe_layers: int,
     n_experts: int,
+    wave_slots: int = 0,
     wanted_cap: int | None = None,
     context: int | None = None,
-    available: tuple[int, str] | None = None,
+    available: Available | None = None,
 ) -> MemoryPlan:
     """Fit what a run needs (see `MemoryRequest`) in the budget: `budget_bytes`, or, when None, a
     share of what is `available` (measured when not given).
@@ -198,13 +261,21 @@ def plan_memory(
         slot_bytes,
         n_moe_layers,
         n_experts,
+        wave_slots,
         wanted_cap,
         context,
     )
     if budget_bytes is None:
-        budget, reason = auto_budget(*(available or available_memory()))
+        budget, reason = auto_budget(available or available_memory())
     else:
-        budget, reason = budget_bytes, "as given (RAM_GB)"
+        budget, reason = given_budget(budget_bytes, available)
+    if request.loading_bytes > budget:
+        raise OutOfBudget(
+            f"memory budget {shown_bytes(budget)} ({reason}) is too small to load the model: "
+            f"interpreter and kernels {shown_bytes(request.base_bytes)}, dense weights "
+            f"{shown_bytes(request.dense_bytes)}, loader {shown_bytes(request.loader_bytes)}; set "
+            f"RAM_GB={_gb(request.loading_bytes)} or more, or use fewer DENSE_BITS"
+        )
     needed = request.fixed_bytes + request.set_bytes
     if needed > budget:
         less_context = "a smaller CTX, " if request.kv_bytes else ""

@@ -10,14 +10,13 @@ The rule of this file: `open` checks every number before anything is used: versi
 and offsets against the layouts that they must have. Each file's ``__metadata__`` tells:
 
 * all files: ``format_version``, ``source`` (fingerprint of what was converted, and how),
-  ``config`` (digest of config.json: other numbers there would give other text without a word)
-* all files: ``expert_format``, ``hidden``, ``ffn``, ``n_experts``; ``biased`` = "1" where records
-  end with biases, else it is not there
+  ``config`` (digest of config.json: other numbers there would give other text without a word),
+  ``checksums`` = JSON {record or tensor name: BLAKE2b-64 in hex} (earlier dense files have none),
+  ``expert_format``, ``hidden``, ``ffn``, ``n_experts``, ``biased`` = "1" where records have biases
+* experts: ``layers`` = JSON list of the one
 * dense: ``dense`` = JSON {name: {format, shape}} of the matrices, ``dense_format``, ``layers`` =
   JSON list, ``mtp_layers`` = JSON list of those that are MTP layers (q8 in a q4 model: four bits
   ruin a draft head)
-* experts: ``layers`` = JSON list with its one layer, ``checksums`` = JSON {record name:
-  BLAKE2b-64 in hex}
 
 A record starts at a multiple of 4096 in its file and its length is one: a single aligned read.
 """
@@ -32,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.experts.checkpoint import check_model_directory, read_json_object
+from diskmoe.experts.checksums import Piece
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import FORMATS, mtp_format
 from diskmoe.experts.safetensors_io import (
@@ -67,11 +67,6 @@ def experts_name(layer: int) -> str:
 
 def record_name(layer: int, expert: int) -> str:
     return f"layers.{layer}.experts.{expert}"
-
-
-def checksum(record: Bytes) -> str:
-    """BLAKE2b-64 of a record, in hex."""
-    return hashlib.blake2b(record.data, digest_size=8).hexdigest()
 
 
 def config_digest(config: dict[str, Any]) -> str:
@@ -132,8 +127,7 @@ class Container:
         facts: Facts,
         dense: Header,
         layouts: dict[str, MatrixLayout],
-        records: dict[int, list[TensorInfo]],
-        checksums: dict[int, dict[str, str]],
+        records: dict[int, list[Piece]],
     ) -> None:
         self.path = path
         self.config = config
@@ -153,7 +147,6 @@ class Container:
         self._dense = dense
         self._layouts = layouts
         self._records = records
-        self._checksums = checksums
 
     @classmethod
     def open(cls, directory: str | Path) -> "Container":
@@ -172,8 +165,7 @@ class Container:
                 f"{facts.config}): put the model's own file back, or convert again"
             )
         layouts = _read_layouts(dense)
-        records: dict[int, list[TensorInfo]] = {}
-        checksums: dict[int, dict[str, str]] = {}
+        records: dict[int, list[Piece]] = {}
         for layer in facts.layers:
             file = path / experts_name(layer)
             if not file.is_file():
@@ -181,9 +173,8 @@ class Container:
                     f"{path}: {file.name}, the experts of layer {layer}, is missing; "
                     "convert the model again"
                 )
-            header = read_header(file)
-            records[layer], checksums[layer] = check_expert_file(header, layer, facts)
-        return cls(path, config, facts, dense, layouts, records, checksums)
+            records[layer] = check_expert_file(read_header(file), layer, facts)
+        return cls(path, config, facts, dense, layouts, records)
 
     @property
     def names(self) -> list[str]:
@@ -202,6 +193,11 @@ class Container:
         """The layout of a packed matrix; None for a vector. BadModel when there is no such tensor."""
         self._info(name)
         return self._layouts.get(name)
+
+    def dense_place(self, name: str) -> tuple[Path, int]:
+        """(file, offset) of a dense tensor's bytes."""
+        info = self._info(name)
+        return info.path, info.offset
 
     def read_dense(self, name: str) -> Bytes | npt.NDArray[np.float32]:
         """A matrix as its packed bytes u8 (nbytes,), 64-aligned; a vector as f32 in its shape."""
@@ -227,32 +223,36 @@ class Container:
 
     def record(self, layer: int, expert: int) -> tuple[Path, int, int]:
         """(file, offset, nbytes) of an expert's record."""
-        info = self._records[layer][expert]
-        return info.path, info.offset, info.nbytes
+        piece = self._records[layer][expert]
+        return piece.path, piece.offset, piece.nbytes
 
     def expert_f32(
         self, layer: int, expert: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """gate (ffn, hidden), up (ffn, hidden), down (hidden, ffn) as the numbers they stand for."""
-        record = read_tensor(self._records[layer][expert])
+        record = self._read_record(layer, expert)
         return unpack_record(record, self._facts.record_layout_of(layer))
+
+    def _read_record(self, layer: int, expert: int) -> Bytes:
+        path, offset, nbytes = self.record(layer, expert)
+        record = aligned_zeros(nbytes)
+        read_into(path, offset, record)
+        return record
 
     def expert_biases(self, layer: int, expert: int) -> tuple[npt.NDArray[np.float32], ...]:
         """Of gate (ffn,), up (ffn,) and down (hidden,); an empty tuple where experts have none."""
-        record = read_tensor(self._records[layer][expert])
-        return self._facts.record_layout_of(layer).biases(record)
+        return self._facts.record_layout_of(layer).biases(self._read_record(layer, expert))
 
-    def verify_checksums(self) -> None:
-        """Read every record and compare its checksum; BadModel names the first that is wrong."""
-        for layer in self.layers:
-            for expert, info in enumerate(self._records[layer]):
-                found = checksum(read_tensor(info))
-                expected = self._checksums[layer][info.name]
-                if found != expected:
-                    raise BadModel(
-                        f"{info.path}: expert {expert} of layer {layer} (byte {info.offset}) has "
-                        f"checksum {found}, it was written with {expected}; convert it again"
-                    )
+    def record_piece(self, layer: int, expert: int) -> Piece:
+        """Where an expert's record lies, with its checksum."""
+        return self._records[layer][expert]
+
+    def dense_pieces(self) -> list[Piece]:
+        """The dense tensors with their checksums; empty when an earlier version left them out."""
+        if "checksums" not in self._dense.metadata:
+            return []
+        sums, infos = _checksums(self._dense), self._dense.tensors.values()
+        return [_piece(f"tensor {shown(info.name)}", info, sums) for info in infos]
 
     def _info(self, name: str) -> TensorInfo:
         info = self._dense.tensors.get(name)
@@ -334,6 +334,17 @@ def _json(header: Header, key: str) -> Any:
     return parse_json(_text(header, key).encode("utf-8", "replace"), header.path, f"metadata {key}")
 
 
+def _checksums(header: Header) -> dict[str, str]:
+    sums = _json(header, "checksums")
+    if not isinstance(sums, dict) or not all(isinstance(v, str) for v in sums.values()):
+        raise BadModel(f"{header.path}: metadata checksums are not an object of strings")
+    return sums
+
+
+def _piece(what: str, info: TensorInfo, sums: dict[str, str]) -> Piece:
+    return Piece(what, info.path, info.offset, info.nbytes, sums.get(info.name, "none"))
+
+
 def _read_layouts(dense: Header) -> dict[str, MatrixLayout]:
     """Layouts of the packed matrices, each checked against the tensor it describes."""
     table = _json(dense, "dense")
@@ -371,10 +382,8 @@ def _read_layouts(dense: Header) -> dict[str, MatrixLayout]:
     return layouts
 
 
-def check_expert_file(
-    header: Header, layer: int, facts: Facts
-) -> tuple[list[TensorInfo], dict[str, str]]:
-    """(records by expert, checksums by name) of a layer's file, checked; BadModel otherwise."""
+def check_expert_file(header: Header, layer: int, facts: Facts) -> list[Piece]:
+    """The records of a layer's file by expert, checked; BadModel otherwise."""
     require_version(header)
     facts = replace(facts, expert_format=facts.format_of(layer))  # what this file says of itself
     for key in ("expert_format", "hidden", "ffn", "n_experts", "config", "source"):
@@ -386,9 +395,7 @@ def check_expert_file(
             )
     if _int_list(header, "layers") != [layer]:
         raise BadModel(f"{header.path}: holds layers {header.metadata['layers']}, not {layer}")
-    sums = _json(header, "checksums")
-    if not isinstance(sums, dict) or not all(isinstance(v, str) for v in sums.values()):
-        raise BadModel(f"{header.path}: metadata checksums are not an object of strings")
+    sums = _checksums(header)
     nbytes = facts.record_layout_of(layer).nbytes
     if len(header.tensors) < facts.n_experts:
         raise BadModel(
@@ -409,5 +416,5 @@ def check_expert_file(
                 f"{header.path}: {name} is {info.dtype} {list(info.shape)} at byte {info.offset}; "
                 f"a {facts.expert_format} record is U8 [{nbytes}] at a multiple of {PAGE}"
             )
-        records.append(info)
-    return records, sums
+        records.append(_piece(f"expert {expert} of layer {layer}", info, sums))
+    return records

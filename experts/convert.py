@@ -23,11 +23,9 @@ from diskmoe.experts.container import (
     Container,
     Facts,
     check_expert_file,
-    checksum,
     experts_name,
     is_container,
     read_facts,
-    record_name,
 )
 from diskmoe.experts.errors import BadModel, BadOutput, DiskFull, WriteFailed
 from diskmoe.experts.lockfile import LOCK_NAME, locked
@@ -309,23 +307,22 @@ class _Job:
 
     def _write_layer(self, layer: int, records: Iterator[Bytes]) -> None:
         path = self.partial / experts_name(layer)
-        specs, sums = self.manifest.record_specs(layer), {}
+        specs = self.manifest.record_specs(layer)
         with (
             self.disk_errors(path.with_name(path.name + ".tmp")),
             closing(SafetensorsWriter(path, specs, self.manifest.metadata(layer))) as writer,
         ):
-            for expert, record in enumerate(records):
-                sums[record_name(layer, expert)] = checksum(record)
+            for record in records:
                 writer.write(record)
                 self._advance(record.nbytes, f"layer {layer}")
-            writer.finish(self.manifest.metadata(layer, sums))
+            writer.finish(self.manifest.metadata(layer, writer.checksums))
 
     def _write_dense(self) -> None:
         path = self.partial / DENSE_NAME
-        specs, metadata = self.manifest.dense_specs(), self.manifest.dense_metadata()
+        specs = self.manifest.dense_specs()
         with (
             self.disk_errors(path.with_name(path.name + ".tmp")),
-            closing(SafetensorsWriter(path, specs, metadata)) as writer,
+            closing(SafetensorsWriter(path, specs, self.manifest.dense_metadata())) as writer,
         ):
             for name, layout in self.manifest.layouts.items():
                 for part in packed_parts(self.checkpoint, name, layout):
@@ -336,7 +333,7 @@ class _Job:
                 vector = self.checkpoint.f32(tensor.name)
                 writer.write(vector)
                 self._advance(vector.nbytes, tensor.name)
-            writer.finish(metadata)
+            writer.finish(self.manifest.dense_metadata(writer.checksums))
 
     def _advance(self, nbytes: int, what: str) -> None:
         self._done_nbytes += nbytes

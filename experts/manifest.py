@@ -7,12 +7,13 @@ files later, and make the same bytes again.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
+from diskmoe.experts.checksums import NO_CHECKSUM
 from diskmoe.experts.container import (
     DENSE_NAME,
     FORMAT_VERSION,
@@ -81,13 +82,11 @@ class Manifest:
 
     def metadata(self, layer: int, checksums: Mapping[str, str] | None = None) -> dict[str, str]:
         """The metadata of a layer's file; of the same length without the checksums."""
-        names = [record_name(layer, expert) for expert in range(self.plan.n_experts)]
-        sums = {name: checksums[name] if checksums else "0" * 16 for name in names}
         return {
             **self.facts.metadata(),
             "expert_format": self.facts.format_of(layer),
             "layers": json.dumps([layer]),
-            "checksums": json.dumps(sums, separators=(",", ":")),
+            "checksums": _sums(self.record_specs(layer), checksums),
         }
 
     def dense_specs(self) -> list[TensorSpec]:
@@ -95,7 +94,8 @@ class Manifest:
         matrices = [TensorSpec(n, "U8", (layout.nbytes,)) for n, layout in self.layouts.items()]
         return matrices + [TensorSpec(t.name, "F32", t.shape) for t in self.vectors]
 
-    def dense_metadata(self) -> dict[str, str]:
+    def dense_metadata(self, checksums: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The metadata of the dense file; of the same length without the checksums."""
         table = {
             name: {"format": layout.format, "shape": [layout.rows, layout.cols]}
             for name, layout in self.layouts.items()
@@ -106,7 +106,13 @@ class Manifest:
             "mtp_layers": json.dumps(list(self.facts.mtp_layers)),
             "dense_format": self.facts.dense_format,
             "dense": json.dumps(table, separators=(",", ":")),
+            "checksums": _sums(self.dense_specs(), checksums),
         }
+
+
+def _sums(specs: Sequence[TensorSpec], checksums: Mapping[str, str] | None) -> str:
+    sums = {spec.name: checksums[spec.name] if checksums else NO_CHECKSUM for spec in specs}
+    return json.dumps(sums, separators=(",", ":"))
 
 
 def _fingerprint(checkpoint: Checkpoint, plan: TensorPlan, facts: Facts) -> str:

@@ -1,39 +1,223 @@
-"""Which slot of a layer is given up for an expert that must be read.
+"""Which expert of a layer is given up for one that must be read.
 
-The rule of this file: a policy knows slot numbers and the order of their use, nothing of experts,
-bytes or files. `Lru` is the reference; others must beat it in replay and in wall time.
+The rule of this file: a policy ranks the experts that are resident in one layer. It knows expert
+numbers and the order of their use, nothing of slots, bytes, files or pins; the same calls give the
+same victims, so that a replay of a recorded routing (``diskmoe bench replay``) has the hits of the
+run. A fetch calls `use`, then `victim`, `drop` and `admit` in turns. Time is counted in uses.
+
+>>> policy = POLICIES["lru"](2)
+>>> policy.admit(5), policy.admit(9), policy.use([5]), policy.victim(())
+(None, None, None, 9)
 """
 
+from bisect import insort
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Protocol
+
+Rank = tuple[float, ...]
+_COLD: Rank = (-1.0,)  # below all others
 
 
-class Lru:
-    """Least recently used: the slot touched longest ago goes first."""
+class Policy(Protocol):
+    """The order in which one layer's resident experts are given up."""
 
-    def __init__(self, slots: Iterable[int]) -> None:
-        self._order: OrderedDict[int, None] = OrderedDict.fromkeys(slots)
+    def use(self, experts: Iterable[int]) -> None:
+        """One fetch: these were asked for by rows that count, resident or not, ascending."""
+        ...
 
-    def touch(self, slot: int) -> None:
-        """The slot was used just now."""
-        self._order.move_to_end(slot)
+    def admit(self, expert: int, hot: bool = True) -> None:
+        """It is resident now; `hot` False: it goes first, until it is used."""
+        ...
 
-    def touch_all(self, slots: Iterable[int]) -> None:
-        """`touch` each in turn."""
-        for slot in slots:
-            self._order.move_to_end(slot)
-
-    def give_back(self, slot: int) -> None:
-        """The slot holds nothing: it is the next victim."""
-        self._order.move_to_end(slot, last=False)
+    def drop(self, expert: int) -> None:
+        """It is not resident any more; nothing happens if it was not."""
+        ...
 
     def victim(self, blocked: Container[int]) -> int | None:
-        """The least recently used slot that is not blocked; None when all are.
+        """The resident to give up, none of `blocked`; None when all are."""
+        ...
 
-        Blocked slots are those of the union at work, which were touched last and so stand at the
-        far end: the walk ends at its first step, save when the union is as large as the layer.
-        """
-        for slot in self._order:
-            if slot not in blocked:
-                return slot
+    def spares(self, victim: int, expert: int) -> bool:
+        """Is the victim worth more than the newcomer, which is then not to be kept?"""
+        ...
+
+
+class Ranked:
+    """What all policies share: the resident of lowest rank goes first, of equal ones the eldest.
+
+    The ranks of experts change with each use only, so they are sorted once a use, if at all.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0  # uses so far
+        self._resident: dict[int, None] = {}  # in the order of admission
+        self._cold: set[int] = set()
+        self._order: list[int] | None = None  # the next victim first; None: to be sorted
+
+    def _note(self, experts: list[int]) -> None:
+        """Remember a use."""
+        raise NotImplementedError
+
+    def _rank(self, expert: int) -> Rank:
+        """Never below zero; of an expert that was never used, too."""
+        raise NotImplementedError
+
+    def _standing(self, expert: int) -> Rank:
+        return _COLD if expert in self._cold else self._rank(expert)
+
+    def use(self, experts: Iterable[int]) -> None:
+        used = list(experts)
+        self._now += 1
+        self._cold.difference_update(used)
+        self._order = None
+        self._note(used)
+
+    def admit(self, expert: int, hot: bool = True) -> None:
+        self._resident[expert] = None
+        if not hot:
+            self._cold.add(expert)
+        if self._order is not None:
+            insort(self._order, expert, key=self._standing)
+
+    def drop(self, expert: int) -> None:
+        if expert in self._resident:
+            del self._resident[expert]
+            self._cold.discard(expert)
+            if self._order is not None:
+                self._order.remove(expert)
+
+    def victim(self, blocked: Container[int]) -> int | None:
+        if self._order is None:
+            key = self._standing if self._cold else self._rank
+            self._order = sorted(self._resident, key=key)
+        for expert in self._order:
+            if expert not in blocked:
+                return expert
         return None
+
+    def spares(self, victim: int, expert: int) -> bool:
+        return False
+
+
+class Lru(Ranked):
+    """Least recently used: the reference. Of one use, lower numbers go first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[int, int] = {}
+
+    def _note(self, experts: list[int]) -> None:
+        self._last.update(dict.fromkeys(experts, self._now))
+
+    def _rank(self, expert: int) -> Rank:
+        return (self._last.get(expert, 0), expert)
+
+
+class Slru(Lru):
+    """Segmented: a resident that is used again is protected from those used once.
+
+    When more than `protected` are, the least recently used of them is protected no longer.
+    """
+
+    def __init__(self, protected: int) -> None:
+        super().__init__()
+        self._most = protected
+        self._protected: OrderedDict[int, None] = OrderedDict()  # the least recently used first
+
+    def _note(self, experts: list[int]) -> None:
+        super()._note(experts)
+        for expert in experts:
+            if expert in self._resident:
+                self._protected[expert] = None
+                self._protected.move_to_end(expert)
+        while len(self._protected) > self._most:
+            self._protected.popitem(last=False)
+
+    def drop(self, expert: int) -> None:
+        super().drop(expert)
+        self._protected.pop(expert, None)
+
+    def _rank(self, expert: int) -> Rank:
+        return (expert in self._protected, *super()._rank(expert))
+
+
+class LeastStale(Ranked):
+    """What the present pass does not use goes first, in the order in which it came.
+
+    The Least-Stale idea of SpecMD (arXiv 2602.03921), which is about one cache for all layers,
+    within a layer: experts that were not in the latest use are stale, and leave first in, first
+    out, whatever their use before; the others leave last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fresh: frozenset[int] = frozenset()
+
+    def _note(self, experts: list[int]) -> None:
+        self._fresh = frozenset(experts)
+
+    def _rank(self, expert: int) -> Rank:
+        return (expert in self._fresh,)
+
+
+class Lfu(Ranked):
+    """Least frequently used, where a use counts half as much after `half_life` more uses.
+
+    Uses of experts that are not resident are remembered too.
+    """
+
+    def __init__(self, half_life: float = 32.0) -> None:
+        super().__init__()
+        self._growth = 2.0 ** (1.0 / half_life)
+        self._weight = 1.0  # of a use now: it grows, in place of all counts before shrinking
+        self._counts: dict[int, float] = {}
+
+    def _note(self, experts: list[int]) -> None:
+        self._weight *= self._growth
+        if self._weight > 2.0**100:
+            for expert in self._counts:
+                self._counts[expert] /= self._weight
+            self._weight = 1.0
+        for expert in experts:
+            self._counts[expert] = self._counts.get(expert, 0.0) + self._weight
+
+    def _rank(self, expert: int) -> Rank:
+        return (self._counts.get(expert, 0.0),)
+
+
+class Lfru(Lfu):
+    """Frequency over age: the decayed count of uses, divided by the uses since the latest one.
+
+    The age counts from `grace`, as the first few uses without an expert tell little. A newcomer
+    that would rank below 1 / `margin` of the victim is not kept, which wins where slots are scarce;
+    the doubt is the newcomer's, who has been of use just now.
+    """
+
+    def __init__(self, half_life: float = 32.0, grace: float = 3.0, margin: float = 2.0) -> None:
+        super().__init__(half_life)
+        self._grace = grace
+        self._margin = margin
+        self._last: dict[int, int] = {}
+
+    def _note(self, experts: list[int]) -> None:
+        super()._note(experts)
+        self._last.update(dict.fromkeys(experts, self._now))
+
+    def _rank(self, expert: int) -> Rank:
+        age = self._now - self._last.get(expert, 0) + self._grace
+        return (self._counts.get(expert, 0.0) / age,)
+
+    def spares(self, victim: int, expert: int) -> bool:
+        return self._standing(victim)[0] > self._margin * self._rank(expert)[0]
+
+
+# by name: makes the policy of a layer with so many slots
+POLICIES: Mapping[str, Callable[[int], Policy]] = {
+    "lru": lambda n_slots: Lru(),
+    "lfu": lambda n_slots: Lfu(),
+    "lfru": lambda n_slots: Lfru(),
+    "slru": lambda n_slots: Slru(protected=max(1, n_slots // 2)),
+    "stale": lambda n_slots: LeastStale(),
+}
+AUTO = "lfru"  # never below lru in replay of real routing, and most above it: see bench/LOG.md

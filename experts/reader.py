@@ -1,69 +1,37 @@
 """Reading bytes of files into memory that is already there, from several threads.
 
 The rule of this file: a read gives all its bytes or raises `ReadFailed` with the file, the offset,
-the layer and the expert. `preadv` is used where there is one; O_DIRECT, which keeps the page cache
-out of the way, where it is wanted and a trial read shows that it works.
+the layer and the expert. It is one `preadv` where there is one, past the page cache where that is
+wanted (see `direct`). Reads that somebody waits for go before those made on speculation.
 """
 
 import contextlib
 import errno
-import mmap
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from queue import SimpleQueue
 
-from diskmoe.experts.errors import BadModel, ReadFailed
+from diskmoe.experts.direct import open_file
+from diskmoe.experts.errors import ReadFailed
+from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.tiles import PAGE, Bytes
 
-DirectMode = Literal["auto", "on", "off"]
 _CHUNK = 1 << 30  # single reads of 2 GiB and more are refused or cut short by some systems
-
-
-def probe_direct(path: Path, mode: DirectMode = "auto") -> tuple[bool, str]:
-    """(use O_DIRECT?, reason) for the files that lie where `path` does, by one aligned read.
-
-    BadModel when `mode` is "on" and it cannot be: an option that is not honoured is an error.
-    """
-    if mode == "off":
-        return False, "switched off"
-    reason = _why_not_direct(path)
-    if reason is None:
-        return True, f"a trial read of {path.name} works"
-    if mode == "on":
-        raise BadModel(f"{path}: O_DIRECT cannot be used: {reason}; use DIRECT=auto or 0")
-    return False, reason
-
-
-def _why_not_direct(path: Path) -> str | None:
-    flag = getattr(os, "O_DIRECT", 0)
-    if not flag or not hasattr(os, "preadv"):
-        return "this system has no O_DIRECT"
-    try:
-        fd = os.open(path, os.O_RDONLY | flag)
-    except OSError as error:
-        return f"opening with O_DIRECT: {error.strerror or error}"
-    try:
-        with mmap.mmap(-1, PAGE) as page:  # page-aligned memory
-            wanted = min(PAGE, os.fstat(fd).st_size)
-            got = os.preadv(fd, [page], 0)
-            return None if got == wanted else f"a trial read gave {got} of {wanted} bytes"
-    except OSError as error:
-        return f"a trial read: {error.strerror or error}"
-    finally:
-        os.close(fd)
 
 
 class FileReader:
     """Keeps files open and reads pieces of them; safe to use from several threads.
 
-    With `direct`, reads whose offset and length are multiples of 4096 bypass the page cache.
+    With `direct`, reads go past the page cache where offset, length and memory are multiples of
+    4096. A `pacer` makes them as slow as those of a slower disk.
     """
 
-    def __init__(self, direct: bool = False) -> None:
+    def __init__(self, direct: bool = False, pacer: Pacer | None = None) -> None:
         self.direct = direct
+        self._pacer = pacer
         self._fds: dict[tuple[Path, bool], int] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -76,14 +44,46 @@ class FileReader:
         `layer` and `expert` are for the message only.
         """
         direct = self.direct and offset % PAGE == 0 and len(view) % PAGE == 0
-        where = f"{path}: reading {len(view)} bytes at {offset}"
-        if layer is not None:
-            where += f" (layer {layer}, expert {expert})"
+        self._fill(path, offset, view, len(view), direct, layer, expert)
+
+    def read_through(
+        self,
+        path: Path,
+        offset: int,
+        nbytes: int,
+        scratch: Bytes,
+        layer: int | None = None,
+        expert: int = 0,
+    ) -> Bytes:
+        """`nbytes` of the file from `offset` on, any numbers, as a view into `scratch`.
+
+        scratch: page-aligned, u8 (`through_nbytes(nbytes)`,) or more: whole pages are read, so that
+        bytes which lie anyhow in their file can go past the page cache too.
+        """
+        begin = offset // PAGE * PAGE
+        end = -(-(offset + nbytes) // PAGE) * PAGE
+        least = offset + nbytes - begin  # a file may end within its last page
+        self._fill(path, begin, scratch[: end - begin], least, self.direct, layer, expert)
+        return scratch[offset - begin : least]
+
+    def _fill(
+        self,
+        path: Path,
+        offset: int,
+        view: Bytes,
+        least: int,
+        direct: bool,
+        layer: int | None,
+        expert: int,
+    ) -> None:
+        """Read `least` bytes at least, and `view` full if the file has so many."""
+        due = self._pacer.ask(least) if self._pacer else 0.0
         done, retried = 0, False
-        while done < len(view):
-            # a direct read that stopped between pages cannot go on directly
+        while done < least:
             try:
+                # a direct read that stopped between pages cannot go on directly
                 fd = self._fd(path, direct and done % PAGE == 0)
+                # a signal in between is no error: Python goes on by itself (PEP 475)
                 count = self._read(fd, view[done : done + _CHUNK], offset + done)
             except OSError as error:
                 if error.errno == errno.EINVAL and direct:
@@ -92,14 +92,19 @@ class FileReader:
                     retried = True
                 else:
                     reason = error.strerror or error
-                    raise ReadFailed(f"{where}: {reason}; check the disk, and the file") from error
+                    raise ReadFailed(
+                        f"{_place(path, offset, least, layer, expert)}: {reason}; "
+                        "check the disk, and the file"
+                    ) from error
                 continue
             if count == 0:
                 raise ReadFailed(
-                    f"{where}: the file ends {len(view) - done} bytes early; "
-                    "it has changed since it was opened"
+                    f"{_place(path, offset, least, layer, expert)}: the file ends "
+                    f"{least - done} bytes early; it has changed since it was opened"
                 )
             done += count
+        if self._pacer:
+            self._pacer.wait(due)
 
     def _fd(self, path: Path, direct: bool) -> int:
         fd = self._fds.get((path, direct))
@@ -109,9 +114,7 @@ class FileReader:
             if self._closed:
                 raise OSError(errno.EBADF, "the reader is closed")
             if (path, direct) not in self._fds:
-                flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-                flags |= getattr(os, "O_DIRECT", 0) if direct else 0
-                self._fds[path, direct] = os.open(path, flags)
+                self._fds[path, direct] = open_file(path, direct)
             return self._fds[path, direct]
 
     def _read(self, fd: int, view: Bytes, offset: int) -> int:
@@ -132,17 +135,78 @@ class FileReader:
             self._fds.clear()
 
 
+def through_nbytes(nbytes: int) -> int:
+    """The scratch that `FileReader.read_through` needs for `nbytes`, wherever they begin."""
+    return (nbytes + 2 * (PAGE - 1)) // PAGE * PAGE
+
+
+def _place(path: Path, offset: int, nbytes: int, layer: int | None, expert: int) -> str:
+    whose = "" if layer is None else f" (layer {layer}, expert {expert})"
+    return f"{path}: reading {nbytes} bytes at {offset}{whose}"
+
+
 class ReadPool:
-    """Threads that run reads. Two to four hide a disk's latency behind two computing cores."""
+    """Threads that run reads. Two to four hide a disk's latency behind two computing cores.
 
-    def __init__(self, n_threads: int) -> None:
+    What is submitted tells its outcome to whoever waits for it, by its own means, and raises
+    nothing. `most_later` bounds the speculative work that waits.
+    """
+
+    def __init__(self, n_threads: int, most_later: int = 64) -> None:
         self.n_threads = max(1, n_threads)
-        self._executor = ThreadPoolExecutor(self.n_threads, thread_name_prefix="diskmoe-read")
+        self._most_later = most_later
+        self._urgent: deque[Callable[[], None]] = deque()
+        self._later: deque[Callable[[], None]] = deque()
+        # a token per submitted work; both kinds of queue are atomic, so that no lock is needed
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._closed = False
+        # daemons: a process that ends without `close` does not wait for its disk
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"diskmoe-read-{number}", daemon=True)
+            for number in range(self.n_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def submit(self, work: Callable[[], None]) -> "Future[None]":
-        """Run `work` on a thread of the pool; its exception comes out of the future."""
-        return self._executor.submit(work)
+    def submit(self, work: Callable[[], None], urgent: bool = True) -> bool:
+        """Run `work` on a thread of the pool, in order; what is not urgent when nothing else waits.
+
+        False when it was refused: speculative work of which enough waits already, a closed pool.
+        """
+        if self._closed or (not urgent and len(self._later) >= self._most_later):
+            return False
+        (self._urgent if urgent else self._later).append(work)
+        self._tokens.put(None)
+        return True
+
+    def cancel(self, work: Callable[[], None]) -> bool:
+        """Call off speculative `work`. True when it had not begun, and never will."""
+        try:
+            self._later.remove(work)
+        except ValueError:
+            return False
+        return True  # its token stays: a thread that takes it finds nothing to do
+
+    def _serve(self) -> None:
+        while True:
+            self._tokens.get()
+            if self._closed:
+                return
+            try:
+                work = self._urgent.popleft()
+            except IndexError:
+                try:
+                    work = self._later.popleft()
+                except IndexError:
+                    continue  # it was called off
+            work()
 
     def close(self) -> None:
         """Wait for reads under way, drop those not begun."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._closed = True
+        self._urgent.clear()
+        self._later.clear()
+        for _ in self._threads:
+            self._tokens.put(None)
+        for thread in self._threads:
+            thread.join()

@@ -8,15 +8,18 @@ import queue
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
+from diskmoe.experts.arena import Arena
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
+from diskmoe.experts.checksums import checksum
 from diskmoe.experts.container import Container
+from diskmoe.experts.direct import DirectMode, direct_way, probe_direct
+from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import mtp_format
-from diskmoe.experts.reader import DirectMode, FileReader, probe_direct
+from diskmoe.experts.pacer import Pacer
+from diskmoe.experts.reader import FileReader
 from diskmoe.experts.safetensors_io import TensorInfo
 from diskmoe.experts.stored import StoredExperts
-from diskmoe.experts.tiles import Bytes, RecordLayout, pack_biases, record_layout
+from diskmoe.experts.tiles import PAGE, Bytes, RecordLayout, record_layout
 
 
 class RecordSource(Protocol):
@@ -57,15 +60,36 @@ class RecordSource(Protocol):
         """Fill `slot` u8 (record_layout.nbytes,); ReadFailed when the disk does not give them."""
         ...
 
+    def hurry(self) -> None:
+        """A paced disk keeps nobody waiting from here on: the run is about to end."""
+        ...
+
     def close(self) -> None: ...
 
 
+def _mode(direct: bool, reason: str, pacer: Pacer | None) -> str:
+    """How bytes are read and why, in words."""
+    text = f"{(direct and direct_way()) or 'plain reads'}: {reason}"
+    return text if pacer is None else f"{text}; {pacer}"
+
+
 class ContainerRecords:
-    """Records of a converted model: one read each, straight into the slot."""
+    """Records of a converted model: one read each, straight into the slot.
+
+    With `verify`, the first load of each record in this object's life compares its checksum and
+    raises BadModel when it is another one. `why` is the reason for a `direct` other than "auto".
+    """
 
     scratch_bytes = 0
 
-    def __init__(self, container: Container, direct: DirectMode = "auto") -> None:
+    def __init__(
+        self,
+        container: Container,
+        direct: DirectMode = "auto",
+        verify: bool = False,
+        pacer: Pacer | None = None,
+        why: str = "",
+    ) -> None:
         self.record_layout = container.record_layout
         self.expert_format = container.expert_format
         self.layers = container.layers
@@ -73,8 +97,10 @@ class ContainerRecords:
         self.files = tuple(container.expert_files)
         self._container = container
         used, reason = probe_direct(self.files[0], direct) if self.files else (False, "no experts")
-        self.io_mode = f"{'O_DIRECT' if used else 'plain reads'}: {reason}"
-        self._reader = FileReader(used)
+        self.io_mode = _mode(used, why or reason, pacer)
+        self.pacer = pacer
+        self._reader = FileReader(used, pacer)
+        self._verified: set[tuple[int, int]] | None = set() if verify else None
 
     def disk_bytes(self, layer: int, expert: int) -> int:
         return self._container.record(layer, expert)[2]
@@ -82,6 +108,15 @@ class ContainerRecords:
     def load(self, layer: int, expert: int, slot: Bytes) -> None:
         path, offset, nbytes = self._container.record(layer, expert)
         self._reader.read_into(path, offset, slot[:nbytes], layer, expert)
+        if self._verified is not None and (layer, expert) not in self._verified:
+            damage = self._container.record_piece(layer, expert).damage(checksum(slot[:nbytes]))
+            if damage is not None:
+                raise BadModel(damage)
+            self._verified.add((layer, expert))
+
+    def hurry(self) -> None:
+        if self.pacer is not None:
+            self.pacer.hurry()
 
     def close(self) -> None:
         self._reader.close()
@@ -89,7 +124,6 @@ class ContainerRecords:
 
 def own_expert_format(checkpoint: Checkpoint, plan: TensorPlan) -> str:
     """The format that keeps the experts' own numbers: mxfp4, bf16, or f32 for F32 and F16."""
-    # the experts of a layer share their type: one speaks for all
     own = {StoredExperts(checkpoint, plan, layer).own_format() for layer in plan.experts}
     return own.pop() if len(own) == 1 else "f32"
 
@@ -98,11 +132,20 @@ class CheckpointRecords:
     """Records made on the way in from an unconverted model: a few reads and a packing per expert.
 
     `fmt` None keeps the experts' own numbers exactly (`own_expert_format`).
-    `io_threads` is how many loads run at once; each has a buffer for one matrix.
+    `io_threads` is how many loads run at once; each has a buffer for one matrix. Tensors lie anyhow
+    in their files: a direct read takes the pages around one. `why` is the reason for a `direct`
+    other than "auto".
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, plan: TensorPlan, fmt: str | None = None, io_threads: int = 2
+        self,
+        checkpoint: Checkpoint,
+        plan: TensorPlan,
+        fmt: str | None = None,
+        io_threads: int = 2,
+        direct: DirectMode = "off",
+        pacer: Pacer | None = None,
+        why: str = "",
     ) -> None:
         self._stored = {
             layer.layer: StoredExperts(checkpoint, plan, layer) for layer in plan.experts
@@ -114,20 +157,24 @@ class CheckpointRecords:
         self._mtp_layout = record_layout(mtp_format(fmt), plan.hidden, plan.ffn, plan.biased)
         self.layers = tuple(self._stored)
         self.n_experts = plan.n_experts
-        self._reader = FileReader()
-        self.io_mode = "plain reads: tensors of a checkpoint are not aligned"
         self.files = tuple(header.path for header in checkpoint.files)
+        used, reason = probe_direct(self.files[0], direct) if self.files else (False, "no files")
+        self.io_mode = _mode(used, why or reason, pacer)
+        self.pacer = pacer
+        self._reader = FileReader(used, pacer)
         every = [(s, expert) for s in self._stored.values() for expert in range(plan.n_experts)]
-        self._buffer_nbytes = max((s.buffer_bytes(expert) for s, expert in every), default=0)
-        self._buffers: queue.LifoQueue[Bytes | None] = queue.LifoQueue()
-        for _ in range(max(1, io_threads)):
-            self._buffers.put(None)  # made at first use
+        n_buffers = max(1, io_threads)
+        widest = max((s.buffer_bytes(expert) for s, expert in every), default=PAGE)
+        self._arena = Arena(n_buffers, widest)
+        self._buffers: queue.LifoQueue[Bytes] = queue.LifoQueue()
+        for number in range(n_buffers):
+            self._buffers.put(self._arena.slot(number))
         layouts = {self.record_layout.gate, self.record_layout.down}
         layouts |= {self._mtp_layout.gate, self._mtp_layout.down} if self._mtp_layers else set()
         temporary = max(
             (s.temporary_bytes(expert, part) for s, expert in every for part in layouts), default=0
         )
-        self.scratch_bytes = max(1, io_threads) * (self._buffer_nbytes + temporary)
+        self.scratch_bytes = self._arena.nbytes + n_buffers * temporary
 
     def record_layout_of(self, layer: int) -> RecordLayout:
         """How a layer's records lie in their slots; only MTP layers may differ from the others."""
@@ -139,18 +186,27 @@ class CheckpointRecords:
     def load(self, layer: int, expert: int, slot: Bytes) -> None:
         buffer = self._buffers.get()
         try:
-            if buffer is None:
-                buffer = np.empty(self._buffer_nbytes, np.uint8)
 
-            def read(piece: TensorInfo, raw: Bytes) -> None:
-                self._reader.read_into(piece.path, piece.offset, raw, layer, expert)
+            def read(piece: TensorInfo, room: Bytes) -> Bytes:
+                return self._read(piece, room, layer, expert)
 
-            stored, layout = self._stored[layer], self.record_layout_of(layer)
-            for which, (part, begin, end) in enumerate(layout.parts()):
-                stored.put(which, expert, buffer, read, part, slot[begin:end])
-            pack_biases([*stored.biases(expert, read)], layout, slot)
+            layout = self.record_layout_of(layer)
+            self._stored[layer].load(expert, buffer, read, layout, slot)
         finally:
             self._buffers.put(buffer)
+
+    def _read(self, piece: TensorInfo, room: Bytes, layer: int, expert: int) -> Bytes:
+        if self._reader.direct and piece.offset % 4 == 0:  # compiled packers want aligned numbers
+            return self._reader.read_through(
+                piece.path, piece.offset, piece.nbytes, room, layer, expert
+            )
+        raw = room[: piece.nbytes]
+        self._reader.read_into(piece.path, piece.offset, raw, layer, expert)
+        return raw
+
+    def hurry(self) -> None:
+        if self.pacer is not None:
+            self.pacer.hurry()
 
     def close(self) -> None:
         self._reader.close()

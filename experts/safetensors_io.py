@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.experts.checksums import new_digest
 from diskmoe.experts.errors import BadModel, ReadFailed
 from diskmoe.experts.formats import widen_bf16
 
@@ -315,7 +316,7 @@ def file_nbytes(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> int
 class SafetensorsWriter:
     """Writes a safetensors file tensor by tensor, in the order of `specs`, into ``PATH.tmp``.
 
-    `finish` puts the final metadata into the room that the first had (so checksums can be filled
+    `checksums` has those of the tensors that are written, by name. `finish` puts the final metadata into the room that the first had (so checksums can be filled
     in: give placeholders of the same length), makes the file durable and gives it its name; until
     then there is no file PATH. Data starts at a multiple of 4096, the header is padded with spaces.
     """
@@ -324,7 +325,9 @@ class SafetensorsWriter:
         self, path: Path, specs: Sequence[TensorSpec], metadata: Mapping[str, str]
     ) -> None:
         self.path = path
+        self.checksums: dict[str, str] = {}
         self._specs = list(specs)
+        self._digest, self._digested = new_digest(), 0
         self._temporary = path.with_name(path.name + ".tmp")
         text = _header_text(specs, metadata)
         self._header_nbytes = _padded_nbytes(text)
@@ -351,8 +354,21 @@ class SafetensorsWriter:
         if array.nbytes > self._missing:
             raise ValueError(f"{array.nbytes} bytes written, room is left for {self._missing}")
         if array.nbytes:
-            self._write_all(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            self._write_all(data)
+            self._sum_up(data)
         self._missing -= array.nbytes
+
+    def _sum_up(self, data: memoryview) -> None:
+        while data:
+            spec = self._specs[len(self.checksums)]
+            part = data[: spec.nbytes - self._digested]
+            self._digest.update(part)
+            self._digested += len(part)
+            data = data[len(part) :]
+            if self._digested == spec.nbytes:
+                self.checksums[spec.name] = self._digest.hexdigest()
+                self._digest, self._digested = new_digest(), 0
 
     def finish(self, metadata: Mapping[str, str]) -> None:
         """Write the final header, sync, and rename to the final name."""

@@ -8,13 +8,17 @@ The rules of this file:
   abandoned half-way;
 * the slot of an expert that the caller still has to see, or is looking at, is never given up.
 
+What is kept is decided by ``LayerSlots`` before anything is read. What is not kept (most of a long
+prompt, a union larger than its layer) passes through scratch slots that all layers share.
+
     for positions, slots in store.fetch(layer, ids):   # ids ascending, unique
         ...                                            # ids[positions] are in arena slots `slots`
 """
 
+import heapq
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -22,12 +26,15 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.experts.ahead import Load, ReadAhead
 from diskmoe.experts.arena import Arena
-from diskmoe.experts.policy import Lru
+from diskmoe.experts.policy import Lru, Policy
 from diskmoe.experts.reader import ReadPool
 from diskmoe.experts.records import RecordSource
+from diskmoe.experts.slots import LayerSlots
 
 Ids = npt.NDArray[np.int32]
+WAVE_SLOTS = 8  # scratch slots for what passes: some in work while others are read
 
 
 @dataclass
@@ -38,35 +45,18 @@ class StoreCounters:
     misses: int = 0
     miss_bytes: int = 0  # asked of the disk by misses
     read_wait_seconds: float = 0.0  # the caller waited and had nothing else to do
-    evictions: int = 0
-
-
-@dataclass
-class _Load:
-    """A read under way: `expert` of `layer` into `slot`."""
-
-    layer: int
-    expert: int
-    slot: int
-    started: bool = False
-    done: bool = False
-    error: BaseException | None = None
-
-
-class _LayerSlots:
-    """The slots of one layer and what they hold."""
-
-    def __init__(self, first_slot: int, n_slots: int) -> None:
-        slots = range(first_slot, first_slot + n_slots)
-        self.slot_of: dict[int, int] = {}  # expert -> slot whose bytes are complete
-        self.holds: dict[int, int | None] = dict.fromkeys(slots)
-        self.policy = Lru(slots)
+    read_seconds: float = 0.0  # from the first read of a fetch to its last arrival
+    hideable_seconds: float = 0.0  # of these, what the caller's work could have covered
+    ahead_hits: int = 0  # of the hits, those that a guess had read in time
+    ahead_bytes: int = 0  # read on a guess that was right in time, or wrong; never in miss_bytes
 
 
 class ExpertStore:
     """Slots of expert records, per layer, filled from `source` on demand.
 
-    slots_per_layer: one number for all layers, or one for each. Not for use by several threads.
+    slots_per_layer: one number for all layers, or one for each; `wave_slots` more are shared by all.
+    policy: makes the policy of a layer from its number of slots. ahead_slots: reads on speculation
+    at a time, see ``look_ahead``. Not for use by several threads.
     """
 
     def __init__(
@@ -76,12 +66,15 @@ class ExpertStore:
         layers: Sequence[int],
         n_experts: int,
         io_threads: int = 2,
+        policy: Callable[[int], Policy] = lambda n_slots: Lru(),
+        wave_slots: int = WAVE_SLOTS,
+        ahead_slots: int = 0,
     ) -> None:
         self.record_layout = source.record_layout
         self.n_experts = n_experts
         self.counters = StoreCounters()
         self._source = source
-        self._layers: dict[int, _LayerSlots] = {}
+        self._layers: dict[int, LayerSlots] = {}
         n_slots = 0
         for layer in layers:
             per_layer = isinstance(slots_per_layer, Mapping)
@@ -89,21 +82,33 @@ class ExpertStore:
             count = min(int(wanted), n_experts)
             if count < 1:
                 raise ValueError(f"layer {layer}: {count} slots; at least one is needed")
-            self._layers[layer] = _LayerSlots(n_slots, count)
+            self._layers[layer] = LayerSlots(range(n_slots, n_slots + count), policy(count))
             n_slots += count
-        self.arena = Arena(n_slots, self.record_layout.nbytes)
+        if wave_slots < 1 and self._layers:
+            raise ValueError(f"{wave_slots} scratch slots; at least one is needed")
+        self._waves = range(n_slots, n_slots + wave_slots)
+        self._scratch = list(self._waves)
+        n_slots += wave_slots
+        self.arena = Arena(n_slots + ahead_slots, self.record_layout.nbytes)
         self._pool = ReadPool(io_threads)
-        self._under_way: dict[int, _Load] = {}  # slot -> its read
+        self._ahead = ReadAhead(range(n_slots, n_slots + ahead_slots), self._pool, self._run)
+        self._under_way: dict[int, Load] = {}  # slot -> its read
         self._changed = threading.Condition()  # guards `started` and `done` of loads
         self._ticket = 0
+        self._unfinished: LayerSlots | None = None  # the layer of a fetch that has not ended
 
     def slots(self, layer: int) -> int:
         """How many slots the layer has."""
-        return len(self._layers[layer].holds)
+        return self._layers[layer].n_slots
 
     def resident(self, layer: int) -> Ids:
         """The experts whose bytes are in memory, ascending."""
         return np.array(sorted(self._layers[layer].slot_of), np.int32)
+
+    @property
+    def evictions(self) -> int:
+        """Experts that were given up for others, since the start."""
+        return sum(layer.evictions for layer in self._layers.values())
 
     def resident_slots(self, layer: int, expert_ids: Ids) -> Ids | None:
         """The arena slots of these experts, as a fetch that hits only; None when one is missing.
@@ -111,89 +116,125 @@ class ExpertStore:
         For the common case that nothing is to be read: None changes nothing, and `fetch` does it
         all. expert_ids as for `fetch`; the slots hold the experts until the next fetch.
         """
-        if self._under_way:
+        if self._unfinished is not None:
             return None
-        state = self._layers[layer]
-        try:
-            slots = [state.slot_of[expert] for expert in expert_ids.tolist()]
-        except KeyError:
+        slots = self._layers[layer].hit_slots(expert_ids.tolist())
+        if slots is None:
             return None
         self._ticket += 1
-        state.policy.touch_all(slots)
         self.counters.hits += len(slots)
+        if self._ahead.is_busy:
+            self._give_up_guesses(layer)
+            self._ahead.start()
         return np.array(slots, np.int32)
 
-    def fetch(self, layer: int, expert_ids: Ids) -> Generator[tuple[Ids, Ids], None, None]:
+    def look_ahead(self, layer: int, experts: Iterable[int]) -> None:
+        """Rows will probably ask `layer` for these experts next, the likeliest first.
+
+        What is missing is read while nobody waits for a read, if there are `ahead_slots`.
+        """
+        slot_of = self._layers[layer].slot_of
+        self._ahead.want(layer, (expert for expert in experts if expert not in slot_of))
+
+    def fetch(
+        self, layer: int, expert_ids: Ids, ranked: Sequence[int] | None = None
+    ) -> Generator[tuple[Ids, Ids], None, None]:
         """Yield (positions, slots): ``expert_ids[positions]`` are in arena slots `slots`.
 
         expert_ids: i32, ascending and unique. Hits come first, in one batch; misses as they arrive.
-        A batch is valid until the next step of the iterator; after it, when the union is larger
-        than the layer, its slots may be filled with other experts. Raises ReadFailed.
+        `ranked`: for a prompt, see ``LayerSlots.plan``. A batch is valid until the next step of the
+        iterator; after it, its scratch slots may be filled with other experts. Raises ReadFailed.
         """
         ids: list[int] = expert_ids.tolist()
         if any(a >= b for a, b in pairwise(ids)):
             raise ValueError("expert_ids must be ascending and unique")
         if ids and not 0 <= ids[0] <= ids[-1] < self.n_experts:
             raise ValueError(f"expert_ids {ids[0]}..{ids[-1]} of a layer of {self.n_experts}")
-        return self._fetch(layer, ids)
+        return self._fetch(layer, ids, ranked)
 
-    def _fetch(self, layer: int, ids: list[int]) -> Generator[tuple[Ids, Ids], None, None]:
-        self._settle()  # what an abandoned fetch left under way
+    def _fetch(
+        self, layer: int, ids: list[int], ranked: Sequence[int] | None
+    ) -> Generator[tuple[Ids, Ids], None, None]:
+        self._tidy()  # what an abandoned fetch left under way
         self._ticket += 1
         ticket = self._ticket
-        state = self._layers[layer]
-        positions = {expert: position for position, expert in enumerate(ids)}
-        hits = [expert for expert in ids if expert in state.slot_of]
-        waiting = [expert for expert in reversed(ids) if expert not in state.slot_of]
-        missing = len(waiting)
-        self.counters.hits += len(hits)
-        self.counters.misses += missing
-        blocked = {state.slot_of[expert] for expert in hits}
-        for expert in hits:
-            state.policy.touch(state.slot_of[expert])
+        state = self._unfinished = self._layers[layer]
         try:
-            self._submit(layer, waiting, blocked)
-            batch = hits
+            plan = state.plan(ids, ranked)
+            guessed, loads = self._guessed(layer, plan.loads)
+            batch, passing = plan.hits + guessed, plan.passing[::-1]
+            self.counters.hits += len(batch)
+            self.counters.misses += plan.misses - len(guessed)
+            positions = {expert: position for position, expert in enumerate(ids)}
+            missing, clock = plan.misses - len(guessed), _Clock()
+            self._submit(layer, loads, passing)
             while batch or missing:
+                if not missing:
+                    self._ahead.start()
                 if batch:
-                    slots = [state.slot_of[expert] for expert in batch]
+                    slots = [slot for _, slot in batch]
+                    clock.hand_over()
                     yield (
-                        np.array([positions[expert] for expert in batch], np.int32),
+                        np.array([positions[expert] for expert, _ in batch], np.int32),
                         np.array(slots, np.int32),
                     )
                     if ticket != self._ticket:
                         raise RuntimeError(f"a later fetch has overtaken this one (layer {layer})")
-                    blocked.difference_update(slots)
-                    self._submit(layer, waiting, blocked)
-                batch = self._wait() if missing else []
+                    clock.take_back()
+                    self._scratch += [slot for slot in slots if slot in self._waves]
+                    self._submit(layer, loads, passing)
+                batch = self._wait(clock) if missing else []
                 missing -= len(batch)
+            clock.book(self.counters)
+            self._unfinished = None
+        except (KeyboardInterrupt, GeneratorExit):
+            self._source.hurry()
+            raise
         finally:
             if ticket == self._ticket:
-                self._settle()
+                self._tidy()
 
-    def _submit(self, layer: int, waiting: list[int], blocked: set[int]) -> None:
-        """Start reads of `waiting` experts (from its end) while there are slots to give up."""
-        state = self._layers[layer]
-        while waiting:
-            slot = state.policy.victim(blocked)
-            if slot is None:
-                return
-            expert = waiting.pop()
-            self._empty(state, slot)
-            state.policy.touch(slot)
-            blocked.add(slot)
-            load = self._under_way[slot] = _Load(layer, expert, slot)
+    def _guessed(
+        self, layer: int, planned: list[tuple[int, int]]
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Of the planned loads: what a guess has brought by now, and what is still to be read, in
+        falling order; a guess whose read is under way is neither."""
+        if not self._ahead.is_busy:
+            return [], planned[::-1]
+        state, here, loads = self._layers[layer], [], []
+        for expert, slot in planned:
+            load = self._ahead.take(layer, expert, slot)
+            if load is None:
+                loads.append((expert, slot))
+                continue
+            state.exchange(slot, load.slot)
+            if load.done and load.error is None:
+                state.arrived(expert, load.slot)
+                here.append((expert, load.slot))
+                self.counters.ahead_hits += 1
+                self.counters.ahead_bytes += self._source.disk_bytes(layer, expert)
+            else:
+                self._under_way[load.slot] = load
+        self._give_up_guesses(layer)
+        return here, loads[::-1]
+
+    def _give_up_guesses(self, layer: int) -> None:
+        wasted = self._ahead.give_up(layer)
+        if wasted:
+            self.counters.ahead_bytes += wasted * self._source.disk_bytes(layer, 0)
+
+    def _submit(self, layer: int, loads: list[tuple[int, int]], passing: list[int]) -> None:
+        """Start reads, in the order of the experts and so of the disk, while there are slots.
+
+        Both lists are descending; what is started is taken from their ends.
+        """
+        while loads or (passing and self._scratch):
+            kept = bool(loads) and not (passing and self._scratch and passing[-1] < loads[-1][0])
+            expert, slot = loads.pop() if kept else (passing.pop(), self._scratch.pop())
+            load = self._under_way[slot] = Load(layer, expert, slot, kept)
             self._pool.submit(partial(self._run, load))
 
-    def _empty(self, state: _LayerSlots, slot: int) -> None:
-        expert = state.holds[slot]
-        if expert is not None:
-            if state.slot_of.get(expert) == slot:
-                del state.slot_of[expert]
-            state.holds[slot] = None
-            self.counters.evictions += 1
-
-    def _run(self, load: _Load) -> None:
+    def _run(self, load: Load) -> None:
         """On a reader thread."""
         with self._changed:
             if load.done:  # called off
@@ -207,39 +248,36 @@ class ExpertStore:
             load.done = True
             self._changed.notify()
 
-    def _wait(self) -> list[int]:
-        """The experts that have arrived, at least one, ascending; raises what a read raised."""
+    def _wait(self, clock: "_Clock") -> list[tuple[int, int]]:
+        """What has arrived, at least one (expert, slot), ascending; raises what a read raised."""
         begin = time.perf_counter()
         loads = self._arrivals()
-        self.counters.read_wait_seconds += time.perf_counter() - begin
+        clock.waited(begin, time.perf_counter())
         for load in loads:
             self._admit(load)
         for load in loads:
             if load.error is not None:
                 raise load.error
-        return sorted(load.expert for load in loads)
+        return sorted((load.expert, load.slot) for load in loads)
 
-    def _arrivals(self) -> list[_Load]:
+    def _arrivals(self) -> list[Load]:
         with self._changed:
             while not (loads := [load for load in self._under_way.values() if load.done]):
                 self._changed.wait()
         return loads
 
-    def _admit(self, load: _Load) -> None:
+    def _admit(self, load: Load) -> None:
         # Ctrl-C may fall between any two lines: the claim (`slot_of`) is always made last
-        state = self._layers[load.layer]
         self._under_way.pop(load.slot, None)
         if load.started:
             self.counters.miss_bytes += self._source.disk_bytes(load.layer, load.expert)
-        if load.started and load.error is None:
-            state.holds[load.slot] = load.expert
-            state.slot_of[load.expert] = load.slot
-        else:
-            state.policy.give_back(load.slot)
+        if load.kept and load.started and load.error is None:
+            self._layers[load.layer].arrived(load.expert, load.slot)
 
-    def _settle(self) -> None:
-        """Call off reads that have not begun and wait for the others; what arrives whole is kept."""
-        if not self._under_way:
+    def _tidy(self) -> None:
+        """End a fetch that was left or failed: call off reads that have not begun and wait for the
+        others; what arrives whole is kept."""
+        if self._unfinished is None:
             return
         with self._changed:
             for load in self._under_way.values():
@@ -247,11 +285,78 @@ class ExpertStore:
         while self._under_way:
             for load in self._arrivals():
                 self._admit(load)
+        self._unfinished.abandon(self.n_experts)
+        self._scratch = list(self._waves)
+        self._unfinished = None
+
+    def pin(self, layer: int, expert_ids: Ids) -> int:
+        """Read these experts into slots that they keep for good; how many found room.
+
+        A layer keeps one slot for the others. Before anything is fetched; raises ReadFailed.
+        """
+        state = self._layers[layer]
+        pinned = 0
+        for expert in expert_ids.tolist():
+            slot = state.pin() if expert not in state.slot_of else None
+            if slot is None:
+                continue
+            self._source.load(layer, expert, self.arena.slot(slot))
+            state.arrived(expert, slot)
+            pinned += 1
+        return pinned
+
+    def shrink(self, n_bytes: int) -> int:
+        """Give back at least so many bytes, as far as every layer keeps a slot; the bytes freed.
+
+        The layers with the most slots give first. 0 where the system has no way to take it.
+        """
+        if not self.arena.can_release:
+            return 0
+        self._tidy()
+        freed = 0
+        largest = [(-state.n_slots, layer) for layer, state in self._layers.items()]
+        heapq.heapify(largest)
+        while freed < n_bytes and largest:
+            _, layer = heapq.heappop(largest)
+            slot = self._layers[layer].retire()
+            if slot is not None:
+                self.arena.release(slot)
+                freed += self.arena.slot_bytes
+                heapq.heappush(largest, (-self._layers[layer].n_slots, layer))
+        return freed
 
     def close(self) -> None:
         """End the reader threads and give the memory back; the source is closed too."""
         self._ticket += 1
-        self._settle()
+        self._source.hurry()
+        self._tidy()
         self._pool.close()
         self._source.close()
         self.arena.close()
+
+
+class _Clock:
+    """The times of one fetch: how long its reads took and how much of that could be hidden."""
+
+    def __init__(self) -> None:
+        self._begin = self._last = time.perf_counter()
+        self._wait = self._work = self._last_work = 0.0
+        self._handed = 0.0
+
+    def hand_over(self) -> None:
+        self._handed = time.perf_counter()
+
+    def take_back(self) -> None:
+        self._last_work = time.perf_counter() - self._handed
+        self._work += self._last_work
+
+    def waited(self, begin: float, end: float) -> None:
+        self._wait += end - begin
+        self._last = end
+
+    def book(self, counters: StoreCounters) -> None:
+        """What was computed before the last arrival might all have been done while reads ran."""
+        counters.read_wait_seconds += self._wait
+        reading = self._last - self._begin
+        counters.read_seconds += reading
+        counters.hideable_seconds += min(reading, self._work - self._last_work)

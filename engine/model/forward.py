@@ -8,7 +8,7 @@ threads, or on which experts were in memory (row invariance); so a verify of dra
 chunks and plain decoding all tell the same story, to the bit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,14 +16,15 @@ import numpy.typing as npt
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.basic import rms_norm
-from diskmoe.engine.kernels.matmul import matmul, matmul_scratch_bytes, take_rows
+from diskmoe.engine.kernels.matmul import matmul, matmul_scratch_bytes
 from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.program import Program, Rows, address_of_array
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.attention import Attention, attention_scratch_bytes
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.kvcache import KvCache
-from diskmoe.engine.model.moe import Choose, FeedForward, feed_forward_scratch_bytes
+from diskmoe.engine.model.lookahead import LookAhead, Recall
+from diskmoe.engine.model.moe import Choose, FeedForward, Record, feed_forward_scratch_bytes
 from diskmoe.engine.model.phases import RowBuilder, padded
 from diskmoe.engine.model.scratch import Floats, Scratch
 from diskmoe.engine.model.weights import DenseWeights, LayerWeights
@@ -52,7 +53,11 @@ class Transformer:
         store: ExpertStore,
         kv: KvCache,
         workers: Workers,
+        look_ahead: bool = False,
+        prefetch: bool = False,
     ) -> None:
+        """look_ahead: guess each layer's experts one layer before and count how good the guesses
+        are; prefetch: and let the store read them while the disk has nothing else to do."""
         self.config = config
         self.kv = kv
         self._weights = weights  # keeps the memory of the views below
@@ -64,7 +69,11 @@ class Transformer:
         self._head = weights.head(config)
         self._layers = [weights.layer(config, i) for i in range(config.layers)]
         self._attention = Attention(config, kv.capacity, workers.n_threads)
-        self._feed_forward = FeedForward(config, store, workers, self._scratch)
+        self._ahead = LookAhead(config) if look_ahead or prefetch else None
+        self._next = dict(zip(map(id, self._layers), self._layers[1:], strict=False))
+        self._feed_forward = FeedForward(
+            config, store, workers, self._scratch, self._ahead, prefetch
+        )
         self._hidden: Floats = np.zeros((0, config.hidden), np.float32)
         self._programs: dict[int, dict[tuple[int, ...], _Layer]] = {}  # by number of rows
         self._moves = 0  # of the scratch, when they were made
@@ -89,12 +98,19 @@ class Transformer:
         """(n, hidden) after the final norm, all rows of the last forward; valid until the next."""
         return self._hidden
 
-    def forward(self, ids: npt.ArrayLike, rows: Wanted = "last") -> Floats:
+    def forward(
+        self,
+        ids: npt.ArrayLike,
+        rows: Wanted = "last",
+        on_layer: Callable[[int, int], None] | None = None,
+    ) -> Floats:
         """Append the tokens to the cache and return logits of the last row, of all, or of none.
 
         ids (n,) -> f32 (1 | n | 0, vocab), an array of the caller's own. Where n is 0 nothing
-        happens. Raises BadRequest for an id outside the vocabulary or when n rows do not fit the
-        cache, ReadFailed when an expert cannot be read; the cache is then as it was before.
+        happens. Rows of which no logits are wanted are a prompt's: most of their experts pass
+        through the hot store and leave it as it is. Raises BadRequest for an id outside the
+        vocabulary or when n rows do not fit the cache, ReadFailed when an expert cannot be read;
+        the cache is then as it was before. ``on_layer(done, layers)`` is called after each layer.
         """
         tokens = self._checked(ids)
         n = len(tokens)
@@ -103,9 +119,11 @@ class Transformer:
             return np.zeros((0, self.config.vocab), np.float32)
         self.kv.check_room(n)
         x = self._scratch.take("forward.x", n, self.config.hidden)
-        take_rows(self._embedding, tokens, x)
+        self._embedding.take(tokens, x)
         for index, layer in enumerate(self._layers):
-            self.run_layer(layer, x, self.kv, index)
+            self.run_layer(layer, x, self.kv, index, rows == "none")
+            if on_layer is not None:
+                on_layer(index + 1, len(self._layers))
         hidden = self._scratch.take("forward.hidden", n, self.config.hidden)
         self._hidden = rms_norm(x, self._final_norm, self.config.norm_epsilon, hidden)
         wanted = {"last": hidden[-1:], "all": hidden, "none": hidden[:0]}[rows]
@@ -113,7 +131,9 @@ class Transformer:
         self.kv.advance(n)
         return logits
 
-    def run_layer(self, layer: LayerWeights, x: Floats, kv: KvCache, kv_layer: int) -> None:
+    def run_layer(
+        self, layer: LayerWeights, x: Floats, kv: KvCache, kv_layer: int, prompt: bool = False
+    ) -> None:
         """x (n, hidden) goes through one decoder layer, in place.
 
         The rows stand at positions kv.length and on; their keys and values are written, and
@@ -130,7 +150,7 @@ class Transformer:
         self._attention.start[0] = kv.length
         self._workers.run(layer_programs.first)
         if layer_programs.last is not None:
-            self._feed_forward.run_experts(layer.layer, n)
+            self._feed_forward.run_experts(layer.layer, n, prompt)
             self._workers.run(layer_programs.last)
 
     def _make(self, layer: LayerWeights, n: int, x: Rows, kv: KvCache, kv_layer: int) -> _Layer:
@@ -143,6 +163,8 @@ class Transformer:
             self._attention.add(first, normed, layer.attention, kv, kv_layer, x)
             normed = first.normed("layer.normed", x, layer.ffn_norm, epsilon)
             self._feed_forward.add(first, normed, layer, x)
+            if self._ahead is not None and id(layer) in self._next:
+                self._ahead.add(first, x, self._next[id(layer)])
             finish = None
             if layer.dense is None:
                 finish = self._feed_forward.finish(last, normed, layer, x)
@@ -163,9 +185,21 @@ class Transformer:
         self._feed_forward.forget()
         self._moves = self._scratch.moves
 
+    def new_recall(self) -> Recall | None:
+        """Counts from now on how good the guesses of the next layer's experts are, in the object
+        returned; None when nobody guesses."""
+        if self._ahead is None:
+            return None
+        self._ahead.recall = Recall()
+        return self._ahead.recall
+
     def choose_with(self, choose: Choose | None) -> None:
         """For benchmarks: ``choose(layer, ids, shares)`` may change what the router chose."""
         self._feed_forward.choose = choose
+
+    def record_with(self, record: Record | None) -> None:
+        """``record(layer, ids, phase)`` is told what every layer's rows chose (``experts.trace``)."""
+        self._feed_forward.record = record
 
     def head(self, hidden: Floats) -> Floats:
         """hidden (m, hidden), after a final norm -> logits f32 (m, vocab), a new array."""
@@ -176,7 +210,7 @@ class Transformer:
         """Embedding rows (n, hidden), a new array."""
         tokens = self._checked(ids)
         out = np.empty((len(tokens), self.config.hidden), np.float32)
-        return take_rows(self._embedding, tokens, out)
+        return self._embedding.take(tokens, out)
 
     def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
         tokens = np.asarray(ids)

@@ -23,16 +23,20 @@ from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.program import Program, Rows, address_of_array
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.config import ModelConfig
+from diskmoe.engine.model.lookahead import LookAhead
 from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes
 from diskmoe.engine.model.router import add_choice
 from diskmoe.engine.model.scratch import Floats, Scratch
 from diskmoe.engine.model.union import Union
 from diskmoe.engine.model.weights import FfnWeights, LayerWeights
+from diskmoe.experts.slots import most_recent_first
 from diskmoe.experts.store import ExpertStore
 from diskmoe.experts.tiles import RecordLayout
+from diskmoe.experts.trace import DECODE, PROMPT
 
 Ints = npt.NDArray[np.int32]
 Choose = Callable[[int, Ints, Floats], None]
+Record = Callable[[int, Ints, int], None]
 
 
 class _Routed:
@@ -59,7 +63,13 @@ class FeedForward:
     """The feed-forward block of every layer of a model; it holds no weights."""
 
     def __init__(
-        self, config: ModelConfig, store: ExpertStore, workers: Workers, scratch: Scratch
+        self,
+        config: ModelConfig,
+        store: ExpertStore,
+        workers: Workers,
+        scratch: Scratch,
+        ahead: LookAhead | None = None,
+        prefetch: bool = False,
     ) -> None:
         self._config = config
         self._store = store
@@ -70,6 +80,10 @@ class FeedForward:
         self.selections = 0  # (row, expert) pairs so far; never a count of reads
         # for benchmarks: may change the ids and shares of a layer's rows after the router
         self.choose: Choose | None = None
+        # told what each layer's rows chose: (layer, ids (n, top_k), PROMPT or DECODE)
+        self.record: Record | None = None
+        self._ahead = ahead
+        self._prefetch = prefetch
 
     def forget(self, n: int | None = None) -> None:
         """What was made for n rows, or all of it, is not used any more."""
@@ -105,25 +119,40 @@ class FeedForward:
         builder.keep(routed)
         return builder.program()
 
-    def run_experts(self, layer: int, n: int) -> None:
-        """Compute the experts that the router chose for ``n`` rows, hits first."""
+    def run_experts(self, layer: int, n: int, prompt: bool) -> None:
+        """Compute the experts that the router chose for ``n`` rows, hits first.
+
+        `prompt`: the rows are of a prompt, which takes little from what decoding has in the store.
+        """
         routed, top_k = self._routed[n], self._config.top_k
         if self.choose is not None:
             self.choose(layer, routed.ids, routed.shares)
+        if self.record is not None:
+            self.record(layer, routed.ids, PROMPT if prompt else DECODE)
+        if self._ahead is not None and not prompt:
+            self._look_ahead(self._ahead, layer, routed.ids)
         union = routed.union
         union.fill(routed.ids)
         self.selections += n * top_k
         batch, store, total = routed.batch, self._store, n * top_k
-        slots = store.resident_slots(layer, union.experts)
+        ranked = most_recent_first(routed.ids) if prompt else None
+        slots = None if prompt else store.resident_slots(layer, union.experts)
         if slots is not None:
             batch.rows[:], batch.selections[:] = union.rows, union.order
             batch.run(slots, union.begins, self._arena, total, self._workers)
             return
         # closing: an error or Ctrl-C in a kernel ends the fetch before anybody asks for more
-        with closing(store.fetch(layer, union.experts)) as batches:
+        with closing(store.fetch(layer, union.experts, ranked)) as batches:
             for positions, slots in batches:
                 row_begin, total = union.gather(positions, batch.rows, batch.selections)
                 batch.run(slots, row_begin, self._arena, total, self._workers)
+
+    def _look_ahead(self, ahead: LookAhead, layer: int, ids: Ints) -> None:
+        ahead.judge(layer, ids)
+        guess = ahead.guess(layer + 1, len(ids))
+        if guess is not None and self._prefetch:
+            likely = guess[:, : self._config.top_k].T.ravel()  # every row's best guess first
+            self._store.look_ahead(layer + 1, list(dict.fromkeys(likely.tolist())))
 
     def _add_dense(self, builder: RowBuilder, x: Rows, weights: FfnWeights, y: Rows) -> None:
         matrices = (weights.gate, weights.up, weights.down)

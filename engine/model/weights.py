@@ -4,7 +4,7 @@ From a Hugging Face checkpoint a matrix keeps its own precision (bf16 as bf16, f
 unless a format is asked for, then it is quantised on the way in; a converted model's own format
 wins. Norms, biases and the router are f32 always. The one rule: beside the finished weights
 there is at most one block of rows (and one norm or router) in memory, never a second copy of a
-matrix.
+matrix. An embedding that is no head too stays on disk (``embedding.py``).
 """
 
 import math
@@ -16,13 +16,16 @@ import numpy.typing as npt
 
 from diskmoe.engine.kernels.matmul import Matrix
 from diskmoe.engine.model.config import ModelConfig
+from diskmoe.engine.model.embedding import Embedding, ResidentEmbedding, StreamedEmbedding
 from diskmoe.engine.model.families import FAMILIES
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.arena import HUGE_PAGE, Arena
-from diskmoe.experts.checkpoint import Checkpoint, DenseTensor
+from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, DenseTensor
 from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
+from diskmoe.experts.footprint import give_back
+from diskmoe.experts.rows import rows_on_disk
 from diskmoe.experts.tiles import ALIGNMENT, MatrixLayout, matrix_layout, pack
 
 
@@ -84,7 +87,8 @@ class _Place:
 class DenseWeights:
     """Named dense tensors in one block: matrices packed for the kernels, the rest f32."""
 
-    def __init__(self, places: list[_Place]) -> None:
+    def __init__(self, places: list[_Place], streamed: Embedding | None) -> None:
+        self._streamed = streamed  # None: the embedding is in the block
         self._places = {place.tensor.name: place for place in places}
         self.nbytes = _total(places)
         self._arena = Arena(1, self.nbytes)
@@ -155,8 +159,10 @@ class DenseWeights:
             shared=shared,
         )
 
-    def embedding(self, config: ModelConfig) -> Matrix:
-        return self.matrix(FAMILIES[config.family].names.embedding)
+    def embedding(self, config: ModelConfig) -> Embedding:
+        if self._streamed is not None:
+            return self._streamed
+        return ResidentEmbedding(self.matrix(FAMILIES[config.family].names.embedding))
 
     def head(self, config: ModelConfig) -> Matrix:
         """(vocab, hidden); the embedding itself where the two are tied."""
@@ -177,7 +183,7 @@ def load_dense(
     wrong shape, and for a weight that is not finite where it is to be quantised.
     """
     places = _places(source, config, dense_format)
-    weights = DenseWeights(places)
+    weights = DenseWeights(places, _streamed_embedding(source, config, dense_format))
     for place in places:
         name, out = place.tensor.name, weights.raw(place.tensor.name)
         if place.layout is None:
@@ -188,7 +194,20 @@ def load_dense(
             source.read_dense_into(name, out)
         else:
             source.pack(name, place.layout, out)
+    give_back()  # blocks of rows: the hot store is to have their memory
     return weights
+
+
+def _streamed_embedding(
+    source: Checkpoint | Container, config: ModelConfig, dense_format: str | None
+) -> StreamedEmbedding | None:
+    """The embedding on disk; None when the head is the same matrix and so in memory."""
+    if config.tied:
+        return None
+    name = FAMILIES[config.family].names.embedding
+    tensor = next(tensor for tensor in tensor_plan(config).dense if tensor.name == name)
+    layout = _matrix_layout(source, tensor, dense_format)
+    return StreamedEmbedding(rows_on_disk(source, name, layout))
 
 
 def dense_bytes(
@@ -198,12 +217,27 @@ def dense_bytes(
     return _total(_places(source, config, dense_format))
 
 
+def loader_bytes(source: Checkpoint | Container, config: ModelConfig) -> int:
+    """Most bytes that ``load_dense`` takes beside the finished weights, at a time.
+
+    A block of rows and its packing from a checkpoint; a converted model's matrices are read into
+    their places, its vectors (the router is the largest) are held twice on the way.
+    """
+    if isinstance(source, Checkpoint):
+        return 2 * ROW_BLOCK_BYTES
+    vectors = [tensor for tensor in tensor_plan(config).dense if tensor.kind == "vector"]
+    return 2 * max(4 * math.prod(tensor.shape) for tensor in vectors)
+
+
 def _places(
     source: Checkpoint | Container, config: ModelConfig, dense_format: str | None
 ) -> list[_Place]:
     places: list[_Place] = []
     offset = 0
+    embedding = FAMILIES[config.family].names.embedding
     for tensor in tensor_plan(config).dense:
+        if tensor.name == embedding and not config.tied:
+            continue  # its rows are read when they are asked for
         layout = None
         if tensor.kind == "matrix":
             layout = _matrix_layout(source, tensor, dense_format)

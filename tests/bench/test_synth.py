@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import gguf
 import numpy as np
 import pytest
-from tiny_synthetic import tiny_model
+from tiny_synthetic import tiny_model, tiny_shape
 
 from diskmoe.bench.gguf_out import GgufFile
 from diskmoe.bench.model import Synthetic
@@ -267,6 +267,11 @@ def test_a_place_that_cannot_be_is_usage(place: str, tmp_path: Path, silent: Say
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_model_can_have_another_vocabulary() -> None:
+    model = Synthetic.make(tiny_shape(), 1, "uniform", "q4", "q8", 0, vocab=700)
+    assert (model.raw["vocab_size"], model.signal.shape[0]) == (700, 700)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -277,6 +282,7 @@ def test_a_place_that_cannot_be_is_usage(place: str, tmp_path: Path, silent: Say
         (["--like", "olmoe", "--routing", "sticky:0.01"], "from 0.125"),
         (["--like", "olmoe", "--experts", "q5"], "--experts"),
         (["--like", "olmoe", "--layers", "0"], "--layers"),
+        (["--like", "olmoe", "--vocab", "511"], "from 512"),
         (["--like", "olmoe", "--lyers", "1"], "did you mean --layers?"),
         (["--like", "olmoe", "--cap", "1"], "has no effect"),
         (["--like", "olmoe", "extra"], "takes no argument"),

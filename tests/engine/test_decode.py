@@ -1,5 +1,6 @@
 """The decode loop on a model that is a table: what it feeds, counts, and when it stops."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,10 @@ class Counters:
     misses: int = 0
     miss_bytes: int = 0
     read_wait_seconds: float = 0.0
+    read_seconds: float = 0.0
+    hideable_seconds: float = 0.0
+    ahead_hits: int = 0
+    ahead_bytes: int = 0
 
 
 @dataclass
@@ -37,7 +42,9 @@ class CountingUp:
     selections: int = 0
     fed: list[list[int]] = field(default_factory=list)
 
-    def forward(self, ids: np.ndarray, rows: str) -> np.ndarray:
+    def forward(
+        self, ids: np.ndarray, rows: str, on_layer: Callable[[int, int], None] | None = None
+    ) -> np.ndarray:
         self.fed.append([int(i) for i in ids])
         self.kv.length += len(ids)
         self.selections += 2 * len(ids)

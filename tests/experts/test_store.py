@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diskmoe.experts.errors import ReadFailed
-from diskmoe.experts.store import ExpertStore
+from diskmoe.experts.store import WAVE_SLOTS, ExpertStore
 from diskmoe.experts.tiles import RecordLayout, record_layout
 
 LAYERS, EXPERTS = (3, 5), 12
@@ -40,6 +40,9 @@ class FakeSource:
         slot[:] = 255  # half-way, the bytes are nobody's
         self.before(layer, expert)
         slot[:] = layer * 16 + expert
+
+    def hurry(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -95,7 +98,7 @@ def test_each_expert_is_read_once_and_then_hit(make: Callable, source: FakeSourc
     consume(store, 3, ids(1, 4, 9))
     assert sorted(source.loads) == [(3, 1), (3, 4), (3, 9)]
     counters = store.counters
-    assert (counters.hits, counters.misses, counters.evictions) == (3, 3, 0)
+    assert (counters.hits, counters.misses, store.evictions) == (3, 3, 0)
     assert counters.miss_bytes == 3000 + 1 + 4 + 9
     assert list(store.resident(3)) == [1, 4, 9]
     assert list(store.resident(5)) == []
@@ -117,9 +120,19 @@ def test_layers_do_not_share_slots(make: Callable) -> None:
 
 def test_one_slot_serves_a_union_of_eight(make: Callable, source: FakeSource) -> None:
     store = make(1)
-    assert consume(store, 3, ids(*range(8))) == [[e] for e in range(8)]
-    assert len(source.loads) == 8
-    assert consume(store, 3, ids(5, 7))[0] == [7]  # the last one read is still there
+    consume(store, 3, ids(*range(8)))
+    assert sorted(source.loads) == [(3, e) for e in range(8)]
+    assert consume(store, 3, ids(0, 7))[0] == [0]  # one was kept, the others passed through
+
+
+def test_a_prompt_takes_free_slots_and_half_of_those_in_use(make: Callable) -> None:
+    store = make(4)
+    consume(store, 3, ids(0, 1))
+    list(store.fetch(3, ids(*range(2, 9)), ranked=[8, 7, 6, 5, 4, 3, 2]))
+    assert list(store.resident(3)) == [0, 1, 7, 8]  # the free slots went to the last rows
+    list(store.fetch(3, ids(*range(2, 7)), ranked=[6, 5, 4, 3, 2]))
+    assert list(store.resident(3)) == [5, 6, 7, 8]
+    assert claims_are_true(store)
 
 
 def test_all_misses_are_under_way_at_once_up_to_the_free_slots(
@@ -221,9 +234,7 @@ def test_a_fetch_that_was_overtaken_says_so(make: Callable) -> None:
     assert claims_are_true(store)
 
 
-def test_a_quick_look_overtakes_a_fetch_and_never_one_that_reads(
-    make: Callable, source: FakeSource
-) -> None:
+def test_a_quick_look_gives_way_to_a_fetch_under_way(make: Callable, source: FakeSource) -> None:
     store = make(4)
     consume(store, 3, ids(0, 1))
     consume(store, 5, ids(0, 1))
@@ -234,11 +245,7 @@ def test_a_quick_look_overtakes_a_fetch_and_never_one_that_reads(
     assert store.resident_slots(5, ids(0, 1)) is None
     gate.set()
     assert len(list(reading)) == 1
-    hits = store.fetch(3, ids(0, 1, 2))
-    next(hits)
     assert store.resident_slots(5, ids(0, 1)) is not None
-    with pytest.raises(RuntimeError, match="overtaken"):
-        next(hits)
 
 
 @pytest.mark.parametrize("wrong", [(1, 1), (2, 1), (-1, 2), (0, EXPERTS)])
@@ -251,10 +258,38 @@ def test_ids_that_are_not_ascending_experts_are_refused(
 
 def test_slots_may_differ_by_layer_and_never_exceed_the_experts(source: FakeSource) -> None:
     store = ExpertStore(source, {3: 2, 5: 100}, LAYERS, EXPERTS)
-    assert (store.slots(3), store.slots(5), store.arena.n_slots) == (2, EXPERTS, 2 + EXPERTS)
+    assert (store.slots(3), store.slots(5)) == (2, EXPERTS)
+    assert store.arena.n_slots == 2 + EXPERTS + WAVE_SLOTS
     store.close()
     with pytest.raises(ValueError, match="at least one"):
         ExpertStore(source, 0, LAYERS, EXPERTS)
+
+
+def test_pinned_experts_are_read_at_once_and_stay(make: Callable, source: FakeSource) -> None:
+    store = make(3)
+    assert store.pin(3, ids(4, 9, 11)) == 2  # a slot is left for the others
+    assert source.loads == [(3, 4), (3, 9)]
+    for expert in range(EXPERTS):
+        consume(store, 3, ids(expert))
+    assert {4, 9} < set(store.resident(3).tolist())
+    assert store.slots(3) == 3
+    assert claims_are_true(store)
+
+
+def test_a_store_that_shrinks_gives_memory_back_and_goes_on(source: FakeSource) -> None:
+    store = ExpertStore(source, {3: 6, 5: 3}, LAYERS, EXPERTS)
+    consume(store, 3, ids(*range(6)))
+    consume(store, 5, ids(0, 1))
+    slot_bytes = store.arena.slot_bytes
+    assert store.shrink(3 * slot_bytes - 1) == 3 * slot_bytes
+    assert (store.slots(3), store.slots(5)) == (3, 3)  # those with most gave
+    assert list(store.resident(3)) == [3, 4, 5]
+    assert claims_are_true(store)
+    assert store.shrink(100 * slot_bytes) == 4 * slot_bytes
+    assert (store.slots(3), store.slots(5)) == (1, 1)
+    consume(store, 3, ids(*range(EXPERTS)))
+    consume(store, 5, ids(*range(EXPERTS)))
+    store.close()
 
 
 _UNIONS = st.lists(
@@ -294,27 +329,18 @@ def test_any_unions_behave_like_a_simple_lru(
             # read once each, and only what was not there
             assert sorted(source.loads[reads:]) == sorted((layer, e) for e in union - before)
             lru = model[layer]
-            if len(union) <= slots:
-                for expert in sorted(union & set(lru)) + sorted(union - set(lru)):
+            for expert in sorted(union - set(lru)):
+                if len(lru) == slots and not set(lru) <= union:
+                    del lru[next(e for e in lru if e not in union)]
+                if len(lru) < slots:
                     lru[expert] = None
-                    lru.move_to_end(expert)
-                while len(lru) > slots:
-                    lru.popitem(last=False)
-                assert after == set(lru)
-            else:  # which of a larger union stay depends on the order of arrival
-                assert after <= union
-                model[layer] = OrderedDict.fromkeys(
-                    e for e in _by_recency(store, layer) if e is not None
-                )
+            for expert in sorted(union & set(lru)):
+                lru.move_to_end(expert)
+            assert after == set(lru)
         assert (store.counters.hits, store.counters.misses) == (hits, misses)
         assert store.counters.miss_bytes == sum(1000 + expert for _, expert in source.loads)
     finally:
         store.close()
-
-
-def _by_recency(store: ExpertStore, layer: int) -> list[int | None]:
-    state = store._layers[layer]
-    return [state.holds[slot] for slot in state.policy._order]
 
 
 @settings(max_examples=30, deadline=None)

@@ -145,7 +145,6 @@ def test_a_converted_model_has_the_same_records_and_can_be_written_back(
     checkpoint, plan = write(tmp_path / "in", tensors), plan_of(form)
     convert(checkpoint, plan, tmp_path / "out", None, None)
     container = Container.open(tmp_path / "out")
-    container.verify_checksums()
     assert container.biased
     theirs, ours = CheckpointRecords(checkpoint, plan), ContainerRecords(container, "off")
     slots = np.empty((2, ours.record_layout.nbytes), np.uint8)
@@ -178,9 +177,7 @@ def test_scratch_is_an_upper_bound(tmp_path: Path, form: ExpertForm, fmt: str | 
             tensors[name + "_bias"] = ("BF16", np.zeros((EXPERTS, rows), np.uint16))
     records = CheckpointRecords(write(tmp_path, tensors), plan_of(form, hidden, ffn), fmt, 1)
     slot = np.empty(records.record_layout.nbytes, np.uint8)
-    records.load(0, 0, slot)  # kernels are loaded by now, and the buffer is given up
-    records._buffers.get()
-    records._buffers.put(None)
+    records.load(0, 0, slot)  # kernels are loaded by now
     tracemalloc.start()
     try:
         records.load(0, 0, slot)
@@ -188,7 +185,9 @@ def test_scratch_is_an_upper_bound(tmp_path: Path, form: ExpertForm, fmt: str | 
     finally:
         tracemalloc.stop()
         records.close()
-    assert peak - 30_000 < records.scratch_bytes < 1.5 * peak
+    temporary = records.scratch_bytes - records._arena.nbytes
+    objects = 30_000  # Python's own
+    assert peak - objects < temporary < 1.5 * peak + objects
 
 
 @pytest.mark.parametrize("fmt", [None, "q8"])
@@ -198,7 +197,7 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path: Path, fmt: str | None) -
     records = CheckpointRecords(write(tmp_path, tensors), plan_of("codes"), fmt)
     slot = np.empty(records.record_layout.nbytes, np.uint8)
     records.load(0, 0, slot)
-    with pytest.raises(BadModel, match=r"l\.down_blocks.*not a number"):
+    with pytest.raises(BadModel, match=r"l\.down_scales.*not a number"):
         records.load(0, 1, slot)
     records.close()
 

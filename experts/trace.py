@@ -1,0 +1,105 @@
+"""The routing of a run, recorded: who asked for which experts, forward by forward.
+
+A trace is a CSV file that any program can read: comment lines (#), the heading
+``phase,step,layer,experts``, then one line for each row and layer: phase 0 for a prompt and 1 for
+decoding, the number of the row in its layer, the layer, the experts in the router's order, joined by
+``-``. The comment ``# forward`` stands before each forward: the lines that follow it, of one layer,
+are one union. ``diskmoe bench replay`` and ``bench decode --routing`` read it (``bench.trace``).
+
+The rule of this file: nothing is written while a run generates. Rows are kept in memory, two bytes
+an expert, and the file is written whole by ``close``.
+"""
+
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from diskmoe.experts.errors import BadOutput, WriteFailed
+from diskmoe.experts.whole import write_whole
+
+HEADING = "phase,step,layer,experts"
+FORWARD = "# forward"
+MOST_BYTES = 32 << 20  # of a file; for 48 layers with 8 experts each that is 20,000 rows
+PROMPT, DECODE = 0, 1
+
+
+class TraceRecorder:
+    """Collects the routing of a process and writes it to `path` in the end.
+
+    say: gets one line when there is no room for more rows, and one about the file.
+
+    Raises:
+        BadOutput: `path` is no place for a file.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        if path.is_dir() or not path.parent.is_dir():
+            what = "is a directory" if path.is_dir() else "is in a directory that does not exist"
+            raise BadOutput(f"TRACE={path} {what}; name a file that can be written")
+        self._path = path
+        self._say = say
+        self._words = array("H")  # per layer and forward: phase, layer, rows, top_k, then experts
+        self._forward = 0  # where the words of the latest forward begin
+        self._nbytes = 0  # of the file, at most
+        self._layer = -1
+        self._open = True
+
+    def record(self, layer: int, ids: npt.NDArray[np.int32], phase: int) -> None:
+        """Rows of a forward and what their routers chose: ids i32 (n, top_k); it is copied.
+
+        A forward goes through its layers in ascending order. phase: `PROMPT` or `DECODE`.
+        """
+        if not self._open:
+            return
+        if layer <= self._layer:
+            self._forward = len(self._words)
+        self._layer = layer
+        n, top_k = ids.shape
+        self._nbytes += len(FORWARD) + 1 + n * (len("0,1234567,12345,") + 6 * top_k)
+        if self._nbytes > MOST_BYTES:
+            self._open = False
+            del self._words[self._forward :]  # forwards are recorded whole or not at all
+            self._say(
+                f"note      the trace is full at {MOST_BYTES} bytes: nothing more is recorded"
+            )
+            return
+        self._words.extend((phase, layer, n, top_k))
+        self._words.frombytes(ids.astype(np.uint16).tobytes())
+
+    def close(self) -> None:
+        """Write the file. A second call does nothing. Raises WriteFailed."""
+        words, self._words = self._words, array("H")
+        self._open = False
+        if not words:
+            return
+        try:
+            write_whole(self._path, _lines(words))
+        except OSError as error:
+            raise WriteFailed(
+                f"{self._path}: the trace cannot be written ({error.strerror or error})"
+            ) from None
+        self._say(f"trace     {self._path}")
+
+
+def _lines(words: "array[int]") -> Iterator[bytes]:
+    yield f"{HEADING}\n".encode()
+    steps: dict[int, int] = {}  # by layer: rows so far
+    before, at = sys.maxsize, 0
+    while at < len(words):
+        phase, layer, n, top_k = words[at : at + 4]
+        at += 4
+        if layer <= before:
+            yield f"{FORWARD}\n".encode()
+        before = layer
+        first = steps.get(layer, 0)
+        steps[layer] = first + n
+        rows = [words[at + row * top_k : at + (row + 1) * top_k] for row in range(n)]
+        at += n * top_k
+        yield "".join(
+            f"{phase},{step},{layer},{'-'.join(map(str, row))}\n"
+            for step, row in enumerate(rows, first)
+        ).encode()
