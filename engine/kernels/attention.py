@@ -33,7 +33,7 @@ from diskmoe.engine.kernels.attention_blocks import (
     weigh_keys,
     widen,
 )
-from diskmoe.engine.kernels.attention_windows import first_of, first_seen, same_keys
+from diskmoe.engine.kernels.attention_windows import first_of, first_seen
 from diskmoe.engine.kernels.heads import KV_F32, CachePart
 from diskmoe.engine.kernels.matmul import check_floats
 from diskmoe.engine.kernels.program import Builder, Phase, Rows, address_of_array, f32_word, rows_of
@@ -160,9 +160,12 @@ def _split(n: int, kv_heads: int, shared: int, threads: int) -> tuple[int, int]:
 
 @inner
 def _block_scores(
-    args, kv, first_head, per_row, first_row, rows, block, keys, step, sub, room, scores, used
+    args, kv, first_head, per_row, first_row, rows, block, cut, keys, step, sub, room, scores, used
 ):  # pragma: no cover - compiled
-    """Scores of all queries for keys sub..sub+room-1 of a block -> scores (queries, KEYS)."""
+    """Scores of all queries for keys sub..sub+room-1 of a block -> scores (queries, KEYS).
+
+    cut: a window begins in the block, so some query may not see its first keys.
+    """
     dims = word_at(args + 24)
     q = word_at(args + 56) + first_row * word_at(args + 64) + first_head * dims * 4
     q_step = word_at(args + 64)
@@ -182,14 +185,17 @@ def _block_scores(
     m = np.int64(0)
     while m < queries:
         look_ahead(part, kv, position, ahead, dims_ahead, kind, m // 2, (queries + 1) // 2)
-        begin = first_of(args, first_row + m // per_row, block + sub, room)
-        count = min(seen + m // per_row, room) - begin
+        row = m // per_row
+        following = (m + 1) // per_row
+        begin = first_of(args, first_row + row, block + sub, room, cut)
+        count = min(seen + row, room) - begin
         at = scores + (m * KEYS + sub + begin) * 4
         k = keys + begin * step
-        q0 = q + m // per_row * q_step + m % per_row * dims * 4
-        if m + 1 < queries and same_keys(args, first_row, per_row, m, block + sub, seen, room):
+        q0 = q + row * q_step + m % per_row * dims * 4
+        other = first_of(args, first_row + following, block + sub, room, cut)
+        if m + 1 < queries and other == begin and min(seen + following, room) - other == count:
             if count > 0:
-                q1 = q + (m + 1) // per_row * q_step + (m + 1) % per_row * dims * 4
+                q1 = q + following * q_step + (m + 1) % per_row * dims * 4
                 score_two(q0, q1, k, step, count, dims, at, at + KEYS * 4)
             m += 2
         else:
@@ -207,6 +213,7 @@ def _block_values(
     first_row,
     rows,
     block,
+    cut,
     values,
     step,
     sub,
@@ -236,15 +243,18 @@ def _block_values(
     while m < queries:
         if coming > 0:
             look_ahead(part, kv, position, coming, dims_ahead, kind, m // 2, (queries + 1) // 2)
-        begin = first_of(args, first_row + m // per_row, block + sub, room)
-        count = min(seen + m // per_row, room) - begin
+        row = m // per_row
+        following = (m + 1) // per_row
+        begin = first_of(args, first_row + row, block + sub, room, cut)
+        count = min(seen + row, room) - begin
         w = scores + (m * KEYS + sub + begin) * 4
         v = values + begin * step
-        y0 = y + m // per_row * y_step + m % per_row * dims * 4
+        y0 = y + row * y_step + m % per_row * dims * 4
         kept0 = f32_at(kept + m * 4) if sub == 0 else np.float32(1.0)
-        if m + 1 < queries and same_keys(args, first_row, per_row, m, block + sub, seen, room):
+        other = first_of(args, first_row + following, block + sub, room, cut)
+        if m + 1 < queries and other == begin and min(seen + following, room) - other == count:
             if count > 0:
-                y1 = y + (m + 1) // per_row * y_step + (m + 1) % per_row * dims * 4
+                y1 = y + following * y_step + (m + 1) % per_row * dims * 4
                 kept1 = f32_at(kept + m * 4 + 4) if sub == 0 else np.float32(1.0)
                 add_two(w, w + KEYS * 4, v, step, count, kept0, kept1, dims, y0, y1)
             m += 2
@@ -299,8 +309,9 @@ def _attend_item(
     for block in range(first_block, n_keys, KEYS):
         used = min(KEYS, n_keys - block)
         room = min(used, max(1, _WIDENED // max(dims, v_dims)))
+        cut = block < cut_until
         # some row does not see the whole block
-        if block + KEYS > start + first_row + 1 or block < cut_until:
+        if block + KEYS > start + first_row + 1 or cut:
             for j in range(queries * KEYS):
                 store_one(scores + j * 4, np.float32(-np.inf))
         for sub in range(0, used, room):
@@ -314,6 +325,7 @@ def _attend_item(
                 first_row,
                 rows,
                 block,
+                cut,
                 keys,
                 step,
                 sub,
@@ -338,6 +350,7 @@ def _attend_item(
                 first_row,
                 rows,
                 block,
+                cut,
                 values,
                 step,
                 sub,

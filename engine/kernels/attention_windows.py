@@ -20,19 +20,11 @@ def first_seen(args, row):  # pragma: no cover - compiled
 
 
 @inner
-def first_of(args, row, block, room):  # pragma: no cover - compiled
-    """Which of the `room` keys from position `block` on is the first that a row sees."""
+def first_of(args, row, block, room, cut):  # pragma: no cover - compiled
+    """Which of the `room` keys from position `block` on is the first that a row sees.
+
+    cut: whether a window begins among them at all.
+    """
+    if not cut:
+        return np.int64(0)
     return min(room, max(np.int64(0), first_seen(args, row) - block))
-
-
-@inner
-def same_keys(args, first_row, per_row, m, block, seen, room):  # pragma: no cover - compiled
-    """Whether queries m and m + 1 see the same of the `room` keys from position `block` on."""
-    row = m // per_row
-    following = (m + 1) // per_row
-    if row == following:
-        return True
-    if min(seen + row, room) != min(seen + following, room):
-        return False
-    begin = first_of(args, first_row + row, block, room)
-    return begin == first_of(args, first_row + following, block, room)
