@@ -26,7 +26,7 @@ COMMANDS = ("kernels", "disk", "synth", "decode", "replay")
 
 
 def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
-    """Benchmarks: kernels, the disk, synthetic models, decoding with fixed tokens, recorded routings."""
+    """Benchmarks: kernels, the disk, synthetic models, decoding, recorded routings."""
     ours = words[: words.index("--")] if "--" in words else words
     wants_help = any(word in ("--help", "-h") for word in ours) or words[:1] == ["help"]
     command = words[0] if words else ""

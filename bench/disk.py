@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from diskmoe.bench.words import understood
-from diskmoe.engine.errors import BadRequest, DiskFull
+from diskmoe.engine.errors import BadRequest, DiskFull, ReadFailed
 from diskmoe.engine.places import as_path
 
 Say = Callable[[str], None]
@@ -225,7 +225,7 @@ class _Run:
             return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
         except (ValueError, LookupError):
             said = " ".join((done.stderr or done.stdout).split())[:200]
-            raise BadRequest(f"fio ended with code {done.returncode}: {said}") from None
+            raise ReadFailed(f"fio ended with code {done.returncode}: {said}") from None
 
     def _shuffled(self) -> Iterator[tuple[Path, int]]:
         return iter(random.sample(self._blocks, len(self._blocks)))
