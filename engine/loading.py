@@ -336,7 +336,7 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
         plan = _with_longer_chunks(plan, opened, most_rows, plan_with)
     if peak_rss_bytes() > plan.budget_bytes:
         say(
-            f"note      compiling the kernels took {shown_bytes(peak_rss_bytes())}, more than the "
-            "budget; the next start loads them from the cache"
+            f"note      the start took {shown_bytes(peak_rss_bytes())}, more than the budget; kernels "
+            "that were compiled are loaded from the cache next time, in less memory"
         )
     return plan

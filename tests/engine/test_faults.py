@@ -20,6 +20,7 @@ from diskmoe.experts.reader import FileReader
 from diskmoe.experts.tiles import Bytes
 
 RUN = ["--prompt-ids", "5,17,33,8", "--ngen", "6", "--ctx", "64", "--cap", "2", "--temp", "0"]
+Read = Callable[[FileReader, int, Bytes, int], int]
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def ended(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, st
 
 def failing(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[int], None]) -> None:
     """Calls `spoil` with the number of each read of an expert's record before it is made."""
-    real = FileReader._read
+    real: Read = FileReader._read
     count, lock = [0], threading.Lock()
 
     def read(self: FileReader, fd: int, view: Bytes, offset: int) -> int:
