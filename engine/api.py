@@ -175,7 +175,7 @@ class Model:
             weights = load_dense(opened.source, opened.config, opened.dense_format)
             store = ExpertStore(
                 opened.records,
-                memory.slots_per_layer,
+                memory.slots_of(opened.config.moe_layers),
                 opened.config.moe_layers,
                 opened.config.experts,
                 options.io_threads,
