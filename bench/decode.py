@@ -123,7 +123,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
         except BaseException:
             prepared.close()
             raise
-    with Model.finish(prepared.for_prompt(max(prompt, LEAST_PROMPT)), say) as model:
+    with Model.finish(prepared.for_run(max(prompt, LEAST_PROMPT), tokens), say) as model:
         warmed = _warm_up(model, warm, say)
         stats, ids = measure(model, prompt, tokens, trace, warmed)
         _report(model, stats, ids, line, trace, say)

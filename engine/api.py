@@ -75,9 +75,17 @@ class Prepared:
         ready_model_kernels(self.opened, say)
         return plan_for(self.opened, self.options, say)
 
-    def for_prompt(self, tokens: int) -> Prepared:
-        """The same for one prompt of so many tokens: memory is planned for that one."""
-        return replace(self, options=replace(self.options, longest_prompt=max(1, tokens)))
+    def for_run(self, tokens: int, limit: int) -> Prepared:
+        """The same for one prompt of so many tokens and an answer of at most `limit`.
+
+        Memory is planned for that alone: where no CTX was given, the KV cache holds no more
+        positions than these (and no more than before).
+        """
+        opened = self.opened
+        if self.options.ctx is None:
+            opened = replace(opened, context=min(opened.context, tokens + limit))
+        options = replace(self.options, longest_prompt=max(1, tokens))
+        return replace(self, opened=opened, options=options)
 
     def close(self) -> None:
         self.opened.records.close()
@@ -167,7 +175,7 @@ class Model:
             weights = load_dense(opened.source, opened.config, opened.dense_format)
             store = ExpertStore(
                 opened.records,
-                memory.slots_per_layer,
+                memory.slots_of(opened.config.moe_layers),
                 opened.config.moe_layers,
                 opened.config.experts,
                 options.io_threads,

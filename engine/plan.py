@@ -59,7 +59,9 @@ class PlanReport:
     @property
     def uniform_hit_rate(self) -> float:
         """How often a store of this size has an expert when all are chosen alike."""
-        return self.memory.slots_per_layer / max(self.prepared.opened.config.experts, 1)
+        config = self.prepared.opened.config
+        slots = sum(self.memory.slots_of(config.moe_layers).values())
+        return slots / max(len(config.moe_layers) * config.experts, 1)
 
     @property
     def predicted(self) -> list[tuple[float, float | None]]:

@@ -64,7 +64,7 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
             say(f"prompt    {len(prompt)} tokens, given as token ids")
             ids = prompt
         prepared.check_prompt(ids)
-        prepared = prepared.for_prompt(len(ids))
+        prepared = prepared.for_run(len(ids), values["NGEN"].value)
     except BaseException:
         prepared.close()
         raise

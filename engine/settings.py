@@ -148,7 +148,7 @@ SETTINGS: tuple[Setting, ...] = (
         "CTX",
         _integer(2, 10_000_000),
         None,
-        "positions of the KV cache; else 4096, or what the model has",
+        "positions of the KV cache; else what prompt and NGEN need, at most 4096",
         "N",
         "memory",
     ),

@@ -8,6 +8,7 @@ comes with its reason in words. The budget is for the whole process, not for the
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -149,10 +150,20 @@ class MemoryPlan:
     request: MemoryRequest
     slots_per_layer: int
     cap_reason: str
+    extra_slots: int = 0  # what is left of the budget: so many layers have one slot more
 
     @property
     def arena_bytes(self) -> int:
-        return self.request.set_bytes * self.slots_per_layer
+        request = self.request
+        return request.set_bytes * self.slots_per_layer + request.slot_bytes * self.extra_slots
+
+    def slots_of(self, layers: Sequence[int]) -> dict[int, int]:
+        """The slots of each layer with experts; those with one more are spread evenly."""
+        extra, count = self.extra_slots, max(len(layers), 1)
+        return {
+            layer: self.slots_per_layer + ((i + 1) * extra // count - i * extra // count)
+            for i, layer in enumerate(layers)
+        }
 
     @property
     def total_bytes(self) -> int:
@@ -170,10 +181,12 @@ class MemoryPlan:
 
     def _hot_store(self) -> str:
         request, share = self.request, 100 * self.arena_bytes / max(self.budget_bytes, 1)
+        more = f" (one more in {self.extra_slots})" if self.extra_slots else ""
         return (
             f"hot store {shown_bytes(self.arena_bytes)}: {share:.0f} % of the "
             f"{shown_bytes(self.budget_bytes)} budget, {self.slots_per_layer} slots/layer of "
-            f"{shown_bytes(request.slot_bytes)} x {request.n_moe_layers} layers; {self.cap_reason}"
+            f"{shown_bytes(request.slot_bytes)} x {request.n_moe_layers} layers{more}; "
+            f"{self.cap_reason}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -186,6 +199,7 @@ class MemoryPlan:
             "wave_bytes": self.request.wave_bytes,
             "fixed_bytes": self.request.fixed_bytes,
             "slots_per_layer": self.slots_per_layer,
+            "extra_slots": self.extra_slots,
             "slots_reason": self.cap_reason,
             "arena_bytes": self.arena_bytes,
             "total_bytes": self.total_bytes,
@@ -292,7 +306,8 @@ def plan_memory(
         )
     if not request.set_bytes:
         return MemoryPlan(budget, reason, request, 0, "the model has no experts")
-    fits = (budget - request.fixed_bytes) // request.set_bytes
+    free = budget - request.fixed_bytes
+    fits, extra = free // request.set_bytes, 0
     most = request.n_experts
     if request.wanted_cap is not None:
         most = min(max(request.wanted_cap, 1), request.n_experts)
@@ -306,7 +321,8 @@ def plan_memory(
         why = f"all {request.n_experts} experts of each layer fit"
     else:
         why = f"what fits of {request.n_experts} experts per layer"
-    return MemoryPlan(budget, reason, request, min(fits, most), why)
+        extra = free % request.set_bytes // request.slot_bytes
+    return MemoryPlan(budget, reason, request, min(fits, most), why, extra)
 
 
 def _gb(nbytes: int) -> str:

@@ -129,7 +129,7 @@ def test_settings_in_the_report_are_those_that_were_used(tiny, capsys) -> None:
     assert main(words) == 0
     first = json.loads(capsys.readouterr().out)
     used = first["settings"]
-    assert used["CTX"] == {"value": 256, "source": "auto"}  # all that the model has
+    assert used["CTX"] == {"value": 11, "source": "auto"}  # prompt and NGEN
     assert used["CAP"]["value"] == first["slots_per_layer"] == 8
     assert used["SEED"]["source"] == "auto" and used["THREADS"]["value"] >= 1
     assert main([*words, "--seed", str(used["SEED"]["value"])]) == 0
@@ -358,3 +358,15 @@ def test_cold_and_warm_are_told_apart(tmp_path: Path, capsys) -> None:
     if share is None or share > 0.05:
         pytest.skip("this file system keeps its pages whatever it is advised")
     assert report(capsys, "--model", str(tmp_path), "--ngen", "1")["cache_state"] == "cold"
+
+
+def test_a_run_takes_memory_for_its_own_positions_only(converted, capsys) -> None:
+    got = {}
+    for words in (["--ngen", "6"], ["--ngen", "6", "--ctx", "200"], ["--ngen", "9000"]):
+        capsys.readouterr()
+        assert main(["--model", str(converted), "--prompt-ids", PROMPT_IDS, "--json", *words]) == 0
+        got[tuple(words)] = json.loads(capsys.readouterr().out)
+    contexts = [report["settings"]["CTX"]["value"] for report in got.values()]
+    assert contexts == [9 + 6, 200, 256]  # 256 is all the model has
+    short, long, _ = got.values()
+    assert short["token_ids"] == long["token_ids"] and short["stop_reason"] == "limit"

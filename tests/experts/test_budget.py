@@ -36,6 +36,25 @@ def test_the_hot_store_gets_what_is_left_in_whole_slots_per_layer() -> None:
     assert made.total_bytes == 750 * MIB + made.arena_bytes <= 2 * GIB
 
 
+def test_what_is_left_of_the_budget_gives_some_layers_a_slot_more() -> None:
+    made = plan((750 + 27 * 48 + 3 * 5 + 2) * MIB)
+    assert (made.slots_per_layer, made.extra_slots) == (27, 5)
+    assert made.arena_bytes == (27 * 48 + 15) * MIB
+    assert made.total_bytes == made.budget_bytes - 2 * MIB
+    assert "27 slots/layer of 3.0 MiB x 16 layers (one more in 5); what fits" in made.lines()[2]
+    slots = made.slots_of(range(4, 20))
+    assert list(slots) == list(range(4, 20))
+    assert sorted(slots.values()) == [27] * 11 + [28] * 5
+    assert [layer for layer, count in slots.items() if count > 27] == [7, 10, 13, 16, 19]
+
+
+@pytest.mark.parametrize("changes", [{"wanted_cap": 8}, {"wanted_cap": 60}, {"n_experts": 20}])
+def test_slots_that_were_asked_for_or_hold_all_are_the_same_in_each_layer(changes) -> None:
+    made = plan((750 + 27 * 48 + 15) * MIB, **changes)
+    assert made.extra_slots == 0
+    assert set(made.slots_of(range(16)).values()) == {made.slots_per_layer}
+
+
 def test_what_loading_takes_is_gone_before_the_hot_store_fills() -> None:
     assert plan(2 * GIB, loader_bytes=900 * MIB).slots_per_layer == 27
     assert plan(1 * GIB, loader_bytes=424 * MIB).total_bytes == GIB
