@@ -29,7 +29,8 @@ def convert_model(
 ) -> None:
     """Converts a Hugging Face directory, with the plan first and progress on the way.
 
-    A format of None keeps the checkpoint's own precision.
+    A format of None keeps the checkpoint's own precision. Experts "auto": q4, or as they are where
+    the model was trained in four bits.
 
     Raises:
         BadModel, BadOutput, DiskFull, WriteFailed: one line each; see ``diskmoe.experts.convert``.
@@ -39,6 +40,8 @@ def convert_model(
     checkpoint = Checkpoint.open(source)
     config = read_config(checkpoint.config, str(source / "config.json"))
     plan = tensor_plan(config, checkpoint.has)
+    if experts == "auto":
+        experts = None if config.expert_codes else "q4"
     given = sum(checkpoint.info(name).nbytes for name in checkpoint.names)
     say(
         f"convert   {config.family}, {config.layers} layers, {config.experts} experts: "
@@ -46,7 +49,8 @@ def convert_model(
         f"dense {dense or 'as it is'}"
     )
     try:
-        done = convert(checkpoint, plan, out, experts, dense, _progress(say), threads or 2)
+        tell = progress_lines(say, "convert")
+        done = convert(checkpoint, plan, out, experts, dense, tell, threads or 2)
     except KeyboardInterrupt:
         say("convert   stopped; what is whole was kept: run the same command to go on")
         raise
@@ -70,7 +74,8 @@ def export_model(source: Path, out: Path, say: Say) -> None:
     say(f"written   {shown_bytes(nbytes)} in f32 at {out}")
 
 
-def _progress(say: Say) -> Callable[[int, int, str], None]:
+def progress_lines(say: Say, word: str) -> Callable[[int, int, str], None]:
+    """tell(done, total, what): says how far the bytes are and how long it takes, now and then."""
     started = time.perf_counter()
     last = started
 
@@ -82,7 +87,7 @@ def _progress(say: Say) -> Callable[[int, int, str], None]:
         last = now
         left = (now - started) * (total - done) / done
         say(
-            f"convert   {what}: {shown_bytes(done)} of {shown_bytes(total)}, about {left:.0f} s left"
+            f"{word:<9} {what}: {shown_bytes(done)} of {shown_bytes(total)}, about {left:.0f} s left"
         )
 
     return tell

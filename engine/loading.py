@@ -34,6 +34,7 @@ from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 Say = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
 MOST_TIMES_CONTEXT = 8  # beyond the trained positions; more is a slip of the finger
+OTHER_BYTES = 16 << 20  # threads, programs, ends of huge pages: 10 to 13 MB were measured
 PAGE_CACHE_SHARE = 0.25  # of available memory: experts below it are left to the page cache
 LEAST_CHUNK = 256  # prompt rows that go through the model at once, and where memory allows
 MOST_CHUNK = 1024
@@ -273,10 +274,10 @@ def ahead_slots(options: Options, config: ModelConfig) -> int:
 
 def _scratch_bytes(opened: Opened, rows: int) -> int:
     """Working memory for prompt chunks of so many rows; of logits, two rows live at once, beside
-    the sampler's float64 copies of one."""
+    the sampler's float64 copies of one; and what is too small to be counted one by one."""
     config, layout = opened.config, opened.records.record_layout
     working = scratch_bytes(config, rows, 12, opened.context, layout, opened.dense_formats)
-    return opened.records.scratch_bytes + working
+    return opened.records.scratch_bytes + working + OTHER_BYTES
 
 
 def _with_longer_chunks(
@@ -336,7 +337,7 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
         plan = _with_longer_chunks(plan, opened, most_rows, plan_with)
     if peak_rss_bytes() > plan.budget_bytes:
         say(
-            f"note      compiling the kernels took {shown_bytes(peak_rss_bytes())}, more than the "
-            "budget; the next start loads them from the cache"
+            f"note      the start took {shown_bytes(peak_rss_bytes())}, more than the budget; kernels "
+            "that were compiled are loaded from the cache next time, in less memory"
         )
     return plan

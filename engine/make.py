@@ -1,4 +1,4 @@
-"""``diskmoe convert``, ``export``, ``demo-model`` and ``warmup``: making what runs need."""
+"""``diskmoe convert``, ``verify``, ``export``, ``demo-model``, ``warmup``: making what runs need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def convert_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> i
         raise BadRequest(
             f"convert takes two directories, SRC and OUT, and got {len(places)}; see diskmoe --help"
         )
-    experts = _format(flags, "--experts", values["EXPERT_BITS"].value, "q4")
+    experts = _format(flags, "--experts", values["EXPERT_BITS"].value, "auto")
     dense = _format(flags, "--dense", values["DENSE_BITS"].value, "q8")
     source, out = (as_path(place) for place in places)
     out = out.resolve()
@@ -36,6 +36,18 @@ def convert_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> i
 
     convert_model(source, out, experts, dense, say, values["THREADS"].value)
     say(f'next      MODEL={out} diskmoe "your question"')
+    return 0
+
+
+def verify_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
+    """``diskmoe verify MODEL``."""
+    values, _, places = _understood("verify", words, env, {}, ("MODEL", "DEBUG", "VERBOSE"))
+    given = places or [place for place in (values["MODEL"].value,) if place]
+    if len(given) != 1:
+        raise BadRequest(f"verify takes one directory, MODEL, and got {len(given)}")
+    from diskmoe.engine.verifying import verify_model  # imports Numba
+
+    print(verify_model(as_path(given[0]), say))
     return 0
 
 

@@ -131,7 +131,7 @@ def _as_decided(values: Mapping[str, Value], model: Any) -> dict[str, Value]:
 
 
 def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
-    """Prints what a run would put where in memory; reads headers only."""
+    """Prints what a run would put where in memory, and how fast it would be; loads no weights."""
     path = _model_path(values, say)
     from diskmoe.engine.api import prepare
     from diskmoe.engine.plan import PlanReport
@@ -140,7 +140,7 @@ def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
         say(f"note      {note}")
     prepared = prepare(path, options_from(values), say)
     try:
-        report = PlanReport(prepared, prepared.plan(say))
+        report = PlanReport.measure(prepared, prepared.plan(say))
     finally:
         prepared.close()
     if values["JSON"].value:
