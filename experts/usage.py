@@ -71,7 +71,7 @@ class UsageHistory:
         self._fresh = self._zeros()
         self._fresh_tokens = 0
         self._latest: dict[int, npt.NDArray[np.int32]] = {}  # rows of the forward at hand
-        self.tokens, self.counts = self._read()
+        self.tokens, self.counts = self._read(say)
 
     def _zeros(self) -> dict[int, Floats]:
         return {layer: np.zeros(self._n_experts) for layer in self._layers}
@@ -114,7 +114,7 @@ class UsageHistory:
             self.accepted(len(next(iter(self._latest.values()))))
         if not self._fresh_tokens:
             return
-        tokens, counts = self._read()  # another process may have written since
+        tokens, counts = self._read(lambda line: None)  # another process may have written since
         decay = 0.5 ** (self._fresh_tokens / HALF_LIFE)
         content = {
             "version": _VERSION,
@@ -132,8 +132,8 @@ class UsageHistory:
         except OSError as error:
             self._say(f"note      the usage history was not saved: {_reason(self._path, error)}")
 
-    def _read(self) -> tuple[float, dict[int, Floats]]:
-        """(tokens, counts) of the file; zeros where there is none that can be used."""
+    def _read(self, say: Callable[[str], None]) -> tuple[float, dict[int, Floats]]:
+        """(tokens, counts) of the file; zeros where there is none that can be used, and why."""
         try:
             if not self._path.exists():
                 return 0.0, self._zeros()
@@ -142,7 +142,7 @@ class UsageHistory:
             reason = _reason(self._path, error)
         except BadModel as error:
             reason = str(error)
-        self._say(f"note      the usage history is ignored: {reason}")
+        say(f"note      the usage history is ignored: {reason}")
         return 0.0, self._zeros()
 
     def _checked(self) -> tuple[float, dict[int, Floats]]:

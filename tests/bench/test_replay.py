@@ -65,6 +65,7 @@ def test_belady_is_the_best_of_all_choices_of_victims(rows: list[tuple[int, ...]
     assert replay(recording(rows), n_slots, None)[DECODE].hits == best(0, frozenset())
 
 
+@settings(deadline=None)
 @given(rows=st.lists(_ROW, max_size=20), n_slots=st.integers(2, 5))
 def test_no_policy_that_keeps_all_hits_more_often_than_belady(
     rows: list[tuple[int, ...]], n_slots: int

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diskmoe.experts.policy import POLICIES, Duel, LeastStale, Lfru, Lfu, Lru, Policy, Slru
@@ -99,6 +99,7 @@ _STEPS = st.lists(
 
 
 @pytest.mark.parametrize("case", CASES)
+@settings(deadline=None)
 @given(steps=_STEPS)
 def test_the_victim_is_the_one_that_the_definition_names(case: str, steps: list) -> None:
     make, rank = CASES[case]
@@ -127,6 +128,7 @@ def test_the_victim_is_the_one_that_the_definition_names(case: str, steps: list)
                     assert victim == free[0]
 
 
+@settings(deadline=None)
 @given(steps=_STEPS, victim=st.sampled_from(EXPERTS), newcomer=st.sampled_from(EXPERTS))
 def test_lfru_spares_what_is_worth_a_margin_more(steps: list, victim: int, newcomer: int) -> None:
     policy, twin = Lfru(4, 3, 1.5), Twin(lfru(4, 3))
@@ -232,6 +234,7 @@ class NaiveDuel:
         return spared and not self.recency_rules()
 
 
+@settings(deadline=None)
 @given(unions=st.lists(st.sets(st.integers(0, 8), min_size=1, max_size=3), max_size=60))
 def test_a_duel_goes_as_the_list_of_all_duels_says(unions: list[set[int]]) -> None:
     ours = LayerSlots(range(4), Duel(memory=3, doubt=0.3))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diskmoe.experts.trace import DECODE, PROMPT
@@ -32,6 +32,7 @@ def kept(folder: Path) -> list[float]:
     return opened(folder).counts[1].tolist()
 
 
+@settings(deadline=None)
 @given(forwards=st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2, unique=True)))
 def test_every_decoded_row_counts_once(
     forwards: list[list[int]], tmp_path_factory: pytest.TempPathFactory
