@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from diskmoe.engine.errors import BadModel, BadRequest
+from diskmoe.engine.errors import BadModel, BadRequest, OutOfBudget
 from diskmoe.engine.kernels.heads import KV_KIND
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import scratch_bytes
@@ -38,7 +38,7 @@ OTHER_BYTES = 16 << 20  # threads, programs, ends of huge pages: 10 to 13 MB wer
 PAGE_CACHE_SHARE = 0.25  # of available memory: experts below it are left to the page cache
 LEAST_CHUNK = 256  # prompt rows that go through the model at once, and where memory allows
 MOST_CHUNK = 1024
-CHUNK_SHARE = 0.03  # of the hot store, that twice as long chunks may take for their scratch
+CHUNK_SHARE = 0.03  # of the hot store's slots, that chunks twice as long may cost
 _LAYER = re.compile(r"\blayers\.(\d{1,6})\.")
 _DIRECT: Mapping[str, DirectMode] = {"auto": "auto", "1": "on", "0": "off"}
 
@@ -286,19 +286,22 @@ def _scratch_bytes(opened: Opened, rows: int) -> int:
 
 
 def _with_longer_chunks(
-    plan: MemoryPlan, opened: Opened, most_rows: int, plan_with: Callable[[int], MemoryPlan]
+    plan: MemoryPlan, most_rows: int, plan_with: Callable[[int], MemoryPlan]
 ) -> MemoryPlan:
     """The plan with chunks doubled for as long as that takes little from the hot store.
 
     Each chunk of a prompt reads every expert that is not resident, so fewer chunks read less.
     """
     rows = LEAST_CHUNK
-    while rows < min(MOST_CHUNK, most_rows) and plan.slots_per_layer < opened.config.experts:
+    while rows < min(MOST_CHUNK, most_rows) and plan.slots_per_layer < plan.request.n_experts:
         rows *= 2
-        more = _scratch_bytes(opened, min(rows, most_rows)) - plan.request.scratch_bytes
-        if more > plan.arena_bytes * CHUNK_SHARE:
+        try:
+            longer = plan_with(rows)
+        except OutOfBudget:
             break
-        plan = plan_with(rows)
+        if longer.slots_per_layer < plan.slots_per_layer * (1 - CHUNK_SHARE):
+            break
+        plan = longer
     return plan
 
 
@@ -339,7 +342,7 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
 
     plan = plan_with(options.prefill_chunk or LEAST_CHUNK)
     if options.prefill_chunk is None:
-        plan = _with_longer_chunks(plan, opened, most_rows, plan_with)
+        plan = _with_longer_chunks(plan, most_rows, plan_with)
     if peak_rss_bytes() > plan.budget_bytes:
         say(
             f"note      the start took {shown_bytes(peak_rss_bytes())}, more than the budget; kernels "

@@ -101,6 +101,8 @@ def test_demo_ids_are_the_same_whatever_the_knobs(installed: Path) -> None:
         Options(ctx=256, cap=1, threads=1),
         Options(ctx=256, cap=5, prefill_chunk=7, direct="1"),
         Options(ctx=256, cap=8, io_threads=1, prefill_chunk=1),
+        Options(ctx=256, cap=3, policy="lru", prefetch="1"),
+        Options(ctx=256, cap=9, policy="stale", disk_bps=200_000_000),
     ):
         with Model.load(installed, options) as model:
             run = model.generate(prompt, limit=24)

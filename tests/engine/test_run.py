@@ -14,6 +14,7 @@ from tiny_model import random_tensors, tiny_config, write_checkpoint
 
 from diskmoe.engine.cli import main
 from diskmoe.engine.report import REPORT_KEYS
+from diskmoe.experts.policy import POLICIES
 
 PROMPT_IDS = "5,17,33,8,61,2,90,44,3"
 
@@ -81,6 +82,10 @@ def test_knobs_of_speed_never_change_an_id(tiny, converted, capsys) -> None:
             ["--prefill-chunk", "1"],
             ["--prefill-chunk", "3", "--cap", "2", "--direct", "0"],
             ["--direct", "1", "--cap", "5"],
+            ["--prefetch", "1", "--cap", "2"],
+            ["--prefetch", "count", "--cap", "4", "--disk-bps", "5M"],
+            ["--verify", "1", "--cap", "3", "--policy", "lfu"],
+            *(["--policy", policy, "--cap", "2"] for policy in POLICIES),
         ):
             got = report(capsys, "--model", str(model), "--ngen", "24", *knobs)
             assert got["token_ids"] == plain, knobs
