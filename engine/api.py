@@ -21,6 +21,7 @@ from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.workers import Workers
+from diskmoe.engine.learning import history_of, pin
 from diskmoe.engine.loading import (
     Opened,
     Options,
@@ -32,6 +33,7 @@ from diskmoe.engine.loading import (
 )
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KvCache
+from diskmoe.engine.model.moe import Ints, Record
 from diskmoe.engine.model.weights import load_dense
 from diskmoe.engine.report import ModelFacts
 from diskmoe.engine.sampling import Sampler, Sampling
@@ -43,6 +45,7 @@ from diskmoe.experts.pagecache import cached_share
 from diskmoe.experts.policy import AUTO, POLICIES
 from diskmoe.experts.store import ExpertStore
 from diskmoe.experts.trace import TraceRecorder
+from diskmoe.experts.usage import UsageHistory
 from diskmoe.experts.watch import MemoryWatch
 
 if TYPE_CHECKING:
@@ -56,6 +59,14 @@ Say = Callable[[str], None]
 
 def _silent(line: str) -> None:
     """Says nothing."""
+
+
+def _to_each(recorders: Sequence[Record]) -> Record:
+    def record(layer: int, ids: Ints, phase: int) -> None:
+        for each in recorders:
+            each(layer, ids, phase)
+
+    return record
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,7 @@ class Model:
         workers: Workers,
         share: float | None,  # of the expert files in the page cache, before a weight was read
         say: Say = _silent,
+        history: UsageHistory | None = None,
     ) -> None:
         self.opened = prepared.opened
         self.text = prepared.text
@@ -139,7 +151,10 @@ class Model:
         self._trace: TraceRecorder | None = None
         if prepared.options.trace is not None:
             self._trace = TraceRecorder(prepared.options.trace, say)
-            transformer.record_with(self._trace.record)
+        self._history = history
+        recorders = [part.record for part in (self._trace, history) if part is not None]
+        if recorders:
+            transformer.record_with(_to_each(recorders))
         self._runs = 0
         self._closed = False
 
@@ -183,6 +198,8 @@ class Model:
                 wave_slots(options, opened.config),
                 ahead_slots(options, opened.config),
             )
+            history = history_of(opened, options, say)
+            pin(store, history, options, say)
             kv = KvCache(opened.config, opened.context, kv_format=options.kv)
             transformer = Transformer(
                 opened.config,
@@ -193,7 +210,7 @@ class Model:
                 look_ahead=options.prefetch != "0",
                 prefetch=options.prefetch == "1",
             )
-            model = cls(prepared, memory, transformer, store, workers, share, say)
+            model = cls(prepared, memory, transformer, store, workers, share, say, history)
         except BaseException:
             if workers is not None:
                 workers.close()
@@ -325,6 +342,8 @@ class Model:
         if self._closed:
             return
         self._closed = True
+        if self._history is not None:
+            self._history.save()
         if self._trace is not None:
             self._trace.close()
         self.workers.close()

@@ -51,6 +51,7 @@ class Options:
     are quantised on the way in. ctx: positions of the KV cache. ram_gb: memory budget in GiB.
     kv: format of the KV cache, f32, f16 or q8; all but f32 change the text. disk_bps: the bytes a
     second that reading experts is held down to. verify: compare each expert's checksum once.
+    usage: folder of what is learned from runs, of which pin_gb GiB stay in memory; None: nothing is.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -71,6 +72,8 @@ class Options:
     prefetch: str = "0"
     policy: str = "auto"
     trace: Path | None = None
+    usage: Path | None = None
+    pin_gb: float | None = None
     longest_prompt: int | None = None
 
     def __post_init__(self) -> None:
@@ -92,6 +95,8 @@ class Options:
                 raise BadRequest(f"{name} is {value!r}; it must be 4, 8, 16 or 32")
         if self.ram_gb is not None and not (0 < self.ram_gb < math.inf):
             raise BadRequest(f"ram_gb is {self.ram_gb!r}; it must be a number above 0")
+        if self.pin_gb is not None and not (0 <= self.pin_gb < math.inf):
+            raise BadRequest(f"pin_gb is {self.pin_gb!r}; it must be a number from 0 on")
         if self.policy not in ("auto", *POLICIES):
             raise BadRequest(
                 f"policy is {self.policy!r}; it must be one of auto, {', '.join(POLICIES)}"

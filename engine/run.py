@@ -7,11 +7,12 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diskmoe.engine.errors import BadModel, BadRequest
-from diskmoe.engine.places import as_path, demo_dir
+from diskmoe.engine.places import as_path, demo_dir, state_dir
 from diskmoe.engine.report import report_json, report_lines, settings_lines, shown
 from diskmoe.engine.settings import Value
 
@@ -49,7 +50,8 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
         say(line)
     from diskmoe.engine.api import Model, prepare  # after the cheap refusals: it imports Numba
 
-    prepared = prepare(path, options_from(values), say)
+    options = replace(options_from(values), usage=_usage_folder(values, say))
+    prepared = prepare(path, options, say)
     try:
         for note in prepared.text.notes:
             say(f"note      {note}")
@@ -170,7 +172,19 @@ def options_from(values: Mapping[str, Value]) -> Any:
         prefetch=values["PREFETCH"].value,
         policy=values["POLICY"].value,
         trace=as_path(values["TRACE"].value) if values["TRACE"].value else None,
+        pin_gb=values["PIN_GB"].value,
     )
+
+
+def _usage_folder(values: Mapping[str, Value], say: Say) -> Path | None:
+    """Where runs are learned from; of benchmarks nothing is, so ``options_from`` has it not."""
+    if not values["USAGE"].value:
+        return None
+    try:
+        return state_dir(values["STATE_DIR"].value) / "usage"
+    except BadRequest as error:
+        say(f"note      no usage history: {error}")
+        return None
 
 
 def _prompt(values: Mapping[str, Value]) -> str | tuple[int, ...]:

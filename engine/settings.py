@@ -178,6 +178,15 @@ SETTINGS: tuple[Setting, ...] = (
         "memory",
     ),
     Setting(
+        "PIN_GB",
+        _number(0, 100_000),
+        None,
+        "hot-store memory that keeps the experts used most in earlier runs",
+        "GB",
+        "memory",
+    ),
+    Setting("USAGE", switch, True, "learn from runs which experts are used most", "0|1", "memory"),
+    Setting(
         "EXPERT_BITS",
         _bits,
         None,
@@ -229,20 +238,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "GRAMMAR_DRAFT", _integer(1, 48), None, "tokens per forced span", "N", "drafts", NO_DRAFTS
     ),
-    Setting(
-        "PIN_GB",
-        _number(0, 100_000),
-        None,
-        "experts kept by learned use",
-        "GB",
-        "drafts",
-        "this version has no learned pins; the hot store is least recently used",
-    ),
     Setting("STATS", switch, True, "the report at the end", "0|1", "output"),
     Setting("JSON", switch, False, "one JSON object on stdout in place of the text", "", "output"),
     Setting("VERBOSE", switch, False, "all settings and sources", "", "output", bare=False),
     Setting("DEBUG", switch, False, "a traceback with an error", "", "output"),
     Setting("CACHE_DIR", _text, None, "home of the demo model", "DIR", "output", bare=False),
+    Setting("STATE_DIR", _text, None, "home of what is learned", "DIR", "output", bare=False),
 )
 
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}

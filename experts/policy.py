@@ -212,6 +212,67 @@ class Lfru(Lfu):
         return self._standing(victim)[0] > self._margin * self._rank(expert)[0]
 
 
+class Duel(Lfru):
+    """`Lfru`, giving way to `Lru` while recency alone proves the better guide.
+
+    Where the two would give up different experts, these fight a duel: the one that is used first
+    shows that whoever gave it up was wrong. The mean outcome of the latest duels, about `memory` of
+    them, decides who rules; `Lru` does when it wins by more than `doubt`.
+    """
+
+    def __init__(self, memory: float = 64.0, doubt: float = 0.15) -> None:
+        super().__init__()
+        self._share = 1.0 / memory
+        self._doubt = doubt
+        self.lead = 0.0  # from 1, the frequent were always right to stay, down to -1
+        self._oldest: int | None = None  # what `Lru` would have given up, when last asked
+        self._frequent = -1  # what `Lfru` would have, then
+        self._rival: dict[int, int] = {}  # given up by `Lfru` -> by `Lru` in its place
+        self._rivals: dict[int, set[int]] = {}  # and the other way
+
+    def _note(self, experts: list[int]) -> None:
+        for expert in experts:
+            rival = self._rival.pop(expert, None)
+            if rival is not None:
+                self._rivals[rival].remove(expert)
+                self.lead += (-1.0 - self.lead) * self._share
+            for beaten in self._rivals.pop(expert, ()):
+                del self._rival[beaten]
+                self.lead += (1.0 - self.lead) * self._share
+        super()._note(experts)
+
+    @property
+    def recency_rules(self) -> bool:
+        return self.lead < -self._doubt
+
+    def victim(self, blocked: Container[int]) -> int | None:
+        chosen = super().victim(blocked)
+        if chosen is None or chosen in self._cold:
+            self._oldest = None
+            return chosen
+        last, free = self._last, (e for e in self._resident if e not in blocked)
+        self._oldest = min((last.get(expert, 0), expert) for expert in free)[1]
+        self._frequent = chosen
+        return self._oldest if self.recency_rules else chosen
+
+    def spares(self, victim: int, expert: int) -> bool:
+        """As the protocol says; to be asked about the latest victim, for whose place a duel opens."""
+        if self._oldest is None:
+            return super().spares(victim, expert)
+        spared = super().spares(self._frequent, expert)
+        self._open_duel(expert if spared else self._frequent, self._oldest)
+        return spared and not self.recency_rules
+
+    def _open_duel(self, expert: int, rival: int) -> None:
+        if expert == rival:
+            return
+        before = self._rival.get(expert)
+        if before is not None:
+            self._rivals[before].remove(expert)
+        self._rival[expert] = rival
+        self._rivals.setdefault(rival, set()).add(expert)
+
+
 # by name: makes the policy of a layer with so many slots
 POLICIES: Mapping[str, Callable[[int], Policy]] = {
     "lru": lambda n_slots: Lru(),
@@ -219,5 +280,6 @@ POLICIES: Mapping[str, Callable[[int], Policy]] = {
     "lfru": lambda n_slots: Lfru(),
     "slru": lambda n_slots: Slru(protected=max(1, n_slots // 2)),
     "stale": lambda n_slots: LeastStale(),
+    "duel": lambda n_slots: Duel(),
 }
-AUTO = "lfru"  # never below lru in replay of real routing, and most above it: see bench/LOG.md
+AUTO = "duel"  # never below lru in replay, beyond noise, and mostly above: see bench/LOG.md

@@ -21,8 +21,12 @@ def _interrupts_arrive() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test must not change its verdict with the variables of the shell it runs in."""
+def _no_settings_from_outside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A test must not change its verdict with the variables of the shell it runs in, nor teach the
+    user's program anything."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
     for setting in SETTINGS:
         monkeypatch.delenv(setting.name, raising=False)
         if setting.name != "CACHE_DIR":  # where the demo's wheel is

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diskmoe.experts.policy import POLICIES, LeastStale, Lfru, Lfu, Lru, Policy, Slru
+from diskmoe.experts.policy import POLICIES, Duel, LeastStale, Lfru, Lfu, Lru, Policy, Slru
+from diskmoe.experts.slots import LayerSlots
 
 EXPERTS = range(7)
 
@@ -97,6 +99,7 @@ _STEPS = st.lists(
 
 
 @pytest.mark.parametrize("case", CASES)
+@settings(deadline=None)
 @given(steps=_STEPS)
 def test_the_victim_is_the_one_that_the_definition_names(case: str, steps: list) -> None:
     make, rank = CASES[case]
@@ -125,6 +128,7 @@ def test_the_victim_is_the_one_that_the_definition_names(case: str, steps: list)
                     assert victim == free[0]
 
 
+@settings(deadline=None)
 @given(steps=_STEPS, victim=st.sampled_from(EXPERTS), newcomer=st.sampled_from(EXPERTS))
 def test_lfru_spares_what_is_worth_a_margin_more(steps: list, victim: int, newcomer: int) -> None:
     policy, twin = Lfru(4, 3, 1.5), Twin(lfru(4, 3))
@@ -137,7 +141,7 @@ def test_lfru_spares_what_is_worth_a_margin_more(steps: list, victim: int, newco
         assert policy.spares(victim, newcomer) == (kept > 1.5 * new)
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if name != "lfru"])
+@pytest.mark.parametrize("name", ["lru", "lfu", "slru", "stale"])
 def test_the_other_policies_keep_every_newcomer(name: str) -> None:
     policy = POLICIES[name](2)
     policy.admit(0)
@@ -181,3 +185,94 @@ def test_lfru_keeps_what_is_used_often_from_what_is_used_once() -> None:
     for _ in range(100):
         policy.use([1])
     assert not policy.spares(0, 1)
+
+
+class NaiveDuel:
+    """Two rankings and a list of duels; who rules is worked out from all outcomes, each time."""
+
+    def __init__(self, memory: float, doubt: float) -> None:
+        self.frequent, self.recent = Lfru(), Lru()
+        self.memory, self.doubt = memory, doubt
+        self.duels: list[tuple[int, int]] = []  # (given up by the first, by the second)
+        self.outcomes: list[int] = []
+        self.choices: list[int | None] = [None, None]
+
+    def recency_rules(self) -> bool:
+        ages = range(len(self.outcomes) - 1, -1, -1)
+        weights = [(1 - 1 / self.memory) ** age / self.memory for age in ages]
+        return sum(w * o for w, o in zip(weights, self.outcomes, strict=True)) < -self.doubt
+
+    def use(self, experts: list[int]) -> None:
+        for expert in experts:
+            self.outcomes += [-1 for frequent, _ in self.duels if frequent == expert]
+            self.duels = [duel for duel in self.duels if duel[0] != expert]
+            self.outcomes += [1 for _, recent in self.duels if recent == expert]
+            self.duels = [duel for duel in self.duels if duel[1] != expert]
+        self.frequent.use(experts)
+        self.recent.use(experts)
+
+    def admit(self, expert: int, hot: bool = True) -> None:
+        self.frequent.admit(expert, hot)
+        self.recent.admit(expert, hot)
+
+    def drop(self, expert: int) -> None:
+        self.frequent.drop(expert)
+        self.recent.drop(expert)
+
+    def victim(self, blocked: frozenset[int]) -> int | None:
+        self.choices = [self.frequent.victim(blocked), self.recent.victim(blocked)]
+        return self.choices[self.recency_rules()]
+
+    def spares(self, victim: int, expert: int) -> bool:
+        frequent, recent = self.choices
+        assert frequent is not None and recent is not None
+        spared = self.frequent.spares(frequent, expert)
+        given_up = expert if spared else frequent
+        if given_up != recent:
+            self.duels = [duel for duel in self.duels if duel[0] != given_up]
+            self.duels.append((given_up, recent))
+        return spared and not self.recency_rules()
+
+
+@settings(deadline=None)
+@given(unions=st.lists(st.sets(st.integers(0, 8), min_size=1, max_size=3), max_size=60))
+def test_a_duel_goes_as_the_list_of_all_duels_says(unions: list[set[int]]) -> None:
+    ours = LayerSlots(range(4), Duel(memory=3, doubt=0.3))
+    twin = LayerSlots(range(4), NaiveDuel(memory=3, doubt=0.3))  # type: ignore[arg-type]
+    for union in unions:
+        plans = [layer.plan(sorted(union)) for layer in (ours, twin)]
+        assert plans[0] == plans[1]
+        for layer in (ours, twin):
+            for expert, slot in plans[0].loads:
+                layer.arrived(expert, slot)
+
+
+def hits(policy: Policy, unions: list[list[int]], n_slots: int) -> int:
+    layer, total = LayerSlots(range(n_slots), policy), 0
+    for union in unions:
+        plan = layer.plan(union)
+        total += len(plan.hits)
+        for expert, slot in plan.loads:
+            layer.arrived(expert, slot)
+    return total
+
+
+def test_recency_rules_where_an_expert_stays_for_a_while_and_its_past_says_nothing() -> None:
+    rng = np.random.default_rng(6)
+    union, unions = {0, 1, 2, 3}, []
+    for _ in range(600):
+        union = {e for e in union if rng.random() < 0.85}
+        while len(union) < 4:
+            union.add(int(rng.integers(40)))
+        unions.append(sorted(union))
+    duel = Duel()
+    rate, recent, frequent = (hits(p, unions, 6) for p in (duel, Lru(), Lfru()))
+    assert duel.recency_rules
+    assert frequent < rate and recent - rate < (recent - frequent) / 2
+
+
+def test_frequency_rules_where_few_are_used_always_and_many_once() -> None:
+    unions = [sorted({t % 3, 10 + t}) for t in range(300)]
+    duel = Duel()
+    assert hits(duel, unions, 4) > hits(Lru(), unions, 4)
+    assert not duel.recency_rules and duel.lead > 0.5

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diskmoe.bench.trace import read_recording, read_trace
@@ -21,6 +21,7 @@ def rows(*ids: list[int]) -> np.ndarray:
     return np.array(ids, np.int32)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_forwards_come_back_as_they_were_recorded(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
