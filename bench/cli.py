@@ -1,4 +1,4 @@
-"""``diskmoe bench kernels|synth|decode|replay``: the words, and which file does the work.
+"""``diskmoe bench kernels|disk|synth|decode|replay``: the words, and which file does the work.
 
 Results go to stdout, everything said beside them to stderr. Errors are raised, and made one line by
 the command line of the engine, which found this file through the entry point ``bench``.
@@ -15,17 +15,18 @@ Say = Callable[[str], None]
 
 INTRO = """\
 usage: diskmoe bench kernels [--json]            speed of each weight format against memory's
+       diskmoe bench disk MODEL|DIR [--json]     speed of the reader against plain blocking reads
        diskmoe bench synth --like SHAPE --out DIR  a model of random weights and true shape
        diskmoe bench decode MODEL --tokens N     decode and prompt speed with fixed token ids
        diskmoe bench replay TRACE                hits of each cache policy in a recorded routing
 
 'diskmoe bench COMMAND --help' lists the options of a command.
 """
-COMMANDS = ("kernels", "synth", "decode", "replay")
+COMMANDS = ("kernels", "disk", "synth", "decode", "replay")
 
 
 def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
-    """Benchmarks: kernels, synthetic models, decoding with fixed tokens, recorded routings."""
+    """Benchmarks: kernels, the disk, synthetic models, decoding, recorded routings."""
     ours = words[: words.index("--")] if "--" in words else words
     wants_help = any(word in ("--help", "-h") for word in ours) or words[:1] == ["help"]
     command = words[0] if words else ""
@@ -42,6 +43,8 @@ def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     rest = list(words[1:])
     if command == "kernels":
         from diskmoe.bench import kernels as chosen
+    elif command == "disk":
+        from diskmoe.bench import disk as chosen
     elif command == "synth":
         from diskmoe.bench import synth as chosen
     elif command == "decode":

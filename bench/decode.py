@@ -64,8 +64,9 @@ SETTINGS = (
     "DEBUG",
     "VERBOSE",
 )
-WARM_ROWS = 256
-WARM_ROUNDS = 16  # of so many rows; a popular routing may never ask for some experts
+WARM_TOKENS = 4096  # at most; a popular routing may never ask for some experts
+LEAST_CONTEXT = 256
+LEAST_PROMPT = 64  # memory for so many rows at a time, for the warm-up
 
 
 class GivenIds:
@@ -122,7 +123,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
         except BaseException:
             prepared.close()
             raise
-    with Model.finish(prepared, say) as model:
+    with Model.finish(prepared.for_prompt(max(prompt, LEAST_PROMPT)), say) as model:
         warmed = _warm_up(model, warm, say)
         stats, ids = measure(model, prompt, tokens, trace, warmed)
         _report(model, stats, ids, line, trace, say)
@@ -145,7 +146,7 @@ def _context(line: Words, tokens: int, prompt: int) -> int:
     """Positions of the KV cache: as given, or what these tokens need. BadRequest if too few."""
     given, needed = line.values["CTX"].value, prompt + tokens + 1
     if given is None:
-        return max(needed, WARM_ROWS)
+        return max(needed, LEAST_CONTEXT)
     if needed > given:
         raise BadRequest(f"--prompt {prompt} and --tokens {tokens} need CTX={needed}, not {given}")
     return given
@@ -189,21 +190,25 @@ def _steps(trace: Trace, line: Words, tokens: int, prompt: int) -> tuple[int, in
 
 
 def _warm_up(model: Model, rows: int, say: Say) -> bool:
-    """Runs tokens that are not measured; whether there were any."""
+    """Runs tokens that are not measured; whether there were any.
+
+    So many rows as decoding would; without a number, prompts until every expert has been read.
+    """
     target, config = model.transformer, model.config
     resident = model.memory.slots_per_layer >= config.experts
     if not rows and not resident:
         return False
-    step = min(WARM_ROWS, target.kv.capacity, rows or WARM_ROWS)
-    rounds = -(-rows // step) if rows else WARM_ROUNDS
     first = config.vocab // 2  # not the ids that are measured, unless the vocabulary is small
+    ids = token_ids(model.opened.source.config, config.vocab, first, rows or WARM_TOKENS)
+    step = 1 if rows else min(model.prefill_chunk, target.kv.capacity)
     done = 0
-    for _ in range(rounds):
+    while done < len(ids):
+        if target.kv.length + step > target.kv.capacity or not rows:
+            target.kv.trim(0)
         before = target.counters.misses
-        target.kv.trim(0)
-        ids = token_ids(model.opened.source.config, config.vocab, first + done, step)
-        target.forward(np.asarray(ids, np.int32), "none")
-        done += step
+        part = np.asarray(ids[done : done + step], np.int32)
+        target.forward(part, "last" if rows else "none")
+        done += len(part)
         if not rows and target.counters.misses == before:
             break
     target.kv.trim(0)
@@ -231,7 +236,7 @@ def measure(
             ids[: prompt + 1],
             GivenIds(ids[prompt + 1 :]),
             limit=tokens,
-            prefill_chunk=model.options.prefill_chunk,
+            prefill_chunk=model.prefill_chunk,
             stats=stats,
         )
         picked = list(run)
@@ -267,6 +272,7 @@ def _report(
             "CAP": model.memory.slots_per_layer,
             "RAM_GB": round(model.memory.budget_bytes / 2**30, 3),
             "THREADS": model.workers.n_threads,
+            "PREFILL_CHUNK": model.prefill_chunk,
         }
         values = {
             name: Value(decided[name], "auto") if value.value is None and name in decided else value

@@ -120,11 +120,11 @@ def _refuse_what_does_not_fit(rows: int, cols: int, nbytes: int) -> None:
 
     # two copies at least, and the twin's float64 beside a matrix in several forms
     needed = max(nbytes, 2 * 4 * rows * cols) + TWIN_BYTES * rows * cols
-    available, where = available_memory()
-    if needed > available:
+    available = available_memory()
+    if needed > available.nbytes:
         raise OutOfBudget(
             f"--shape {rows}x{cols} and --mib {nbytes >> 20} take {shown_bytes(needed)}, "
-            f"{shown_bytes(available)} are {where}: ask for a smaller --shape or --mib"
+            f"{shown_bytes(available.nbytes)} are {available.where}: ask for a smaller --shape or --mib"
         )
 
 

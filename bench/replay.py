@@ -106,13 +106,13 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     if len(line.places) != 1 or not line.places[0]:
         raise BadRequest("bench replay needs one TRACE file; see diskmoe bench replay --help")
     recording = read_recording(as_path(line.places[0]))
+    multiples = [int(times * recording.top_k) for times in SLOTS_PER_EXPERT]
+    slot_counts = line.wholes("--slots", 1, 100_000, multiples)
+    row_counts = line.wholes("--rows", 1, 10_000, ROWS)
     forwards = [forward for layer in recording.layers.values() for forward in layer]
     asked = {phase: sum(len(f.rows) for f in forwards if f.phase == phase) for phase in (0, 1)}
     if not asked[DECODE]:
         raise BadRequest(f"{recording.path}: holds no line of phase 1: nothing was decoded")
-    multiples = [int(times * recording.top_k) for times in SLOTS_PER_EXPERT]
-    slot_counts = line.wholes("--slots", 1, 100_000, multiples)
-    row_counts = line.wholes("--rows", 1, 10_000, ROWS)
     table = {n_slots: _rates(recording, n_slots) for n_slots in slot_counts}
     name = AUTO if line.values["POLICY"].value == "auto" else line.values["POLICY"].value
     unions = {rows: _union(recording, rows, slot_counts, name) for rows in row_counts}

@@ -13,7 +13,7 @@ with Model.load(Path("models/qwen3-q4"), Options(ram_gb=6)) as model:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,10 @@ class Prepared:
         """Compiles the kernels and plans the memory. Raises OutOfBudget."""
         ready_model_kernels(self.opened, say)
         return plan_for(self.opened, self.options, say)
+
+    def for_prompt(self, tokens: int) -> Prepared:
+        """The same for one prompt of so many tokens: memory is planned for that one."""
+        return replace(self, options=replace(self.options, longest_prompt=max(1, tokens)))
 
     def close(self) -> None:
         self.opened.records.close()
@@ -204,6 +208,11 @@ class Model:
         )
 
     @property
+    def prefill_chunk(self) -> int:
+        """Rows of a prompt that go through the model at once."""
+        return self.memory.request.prompt_rows or 1
+
+    @property
     def transformer(self) -> Transformer:
         """The forward itself, for benchmarks that feed it fixed token ids."""
         return self._transformer
@@ -267,7 +276,7 @@ class Model:
             Sampler(sampling or Sampling(temperature=0.0), valid),
             limit=limit,
             stop_ids=frozenset() if ignore_eos else self.text.stop_ids,
-            prefill_chunk=self.options.prefill_chunk,
+            prefill_chunk=self.prefill_chunk,
             stats=stats,
             on_prefill=on_prefill,
             on_forward=self._watch.look,

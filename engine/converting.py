@@ -49,7 +49,8 @@ def convert_model(
         f"dense {dense or 'as it is'}"
     )
     try:
-        done = convert(checkpoint, plan, out, experts, dense, _progress(say), threads or 2)
+        tell = progress_lines(say, "convert")
+        done = convert(checkpoint, plan, out, experts, dense, tell, threads or 2)
     except KeyboardInterrupt:
         say("convert   stopped; what is whole was kept: run the same command to go on")
         raise
@@ -73,7 +74,8 @@ def export_model(source: Path, out: Path, say: Say) -> None:
     say(f"written   {shown_bytes(nbytes)} in f32 at {out}")
 
 
-def _progress(say: Say) -> Callable[[int, int, str], None]:
+def progress_lines(say: Say, word: str) -> Callable[[int, int, str], None]:
+    """tell(done, total, what): says how far the bytes are and how long it takes, now and then."""
     started = time.perf_counter()
     last = started
 
@@ -85,7 +87,7 @@ def _progress(say: Say) -> Callable[[int, int, str], None]:
         last = now
         left = (now - started) * (total - done) / done
         say(
-            f"convert   {what}: {shown_bytes(done)} of {shown_bytes(total)}, about {left:.0f} s left"
+            f"{word:<9} {what}: {shown_bytes(done)} of {shown_bytes(total)}, about {left:.0f} s left"
         )
 
     return tell

@@ -34,7 +34,11 @@ from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 Say = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
 MOST_TIMES_CONTEXT = 8  # beyond the trained positions; more is a slip of the finger
+OTHER_BYTES = 16 << 20  # threads, programs, ends of huge pages: 10 to 13 MB were measured
 PAGE_CACHE_SHARE = 0.25  # of available memory: experts below it are left to the page cache
+LEAST_CHUNK = 256  # prompt rows that go through the model at once, and where memory allows
+MOST_CHUNK = 1024
+CHUNK_SHARE = 0.03  # of the hot store, that twice as long chunks may take for their scratch
 _LAYER = re.compile(r"\blayers\.(\d{1,6})\.")
 _DIRECT: Mapping[str, DirectMode] = {"auto": "auto", "1": "on", "0": "off"}
 
@@ -60,13 +64,14 @@ class Options:
     threads: int | None = None
     io_threads: int = 4
     direct: str = "auto"
-    prefill_chunk: int = 256
+    prefill_chunk: int | None = None
     disk_bps: int | None = None
     verify: bool = False
     kv: str = "f32"
     prefetch: str = "0"
     policy: str = "auto"
     trace: Path | None = None
+    longest_prompt: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -75,6 +80,7 @@ class Options:
             ("threads", 1),
             ("io_threads", 1),
             ("prefill_chunk", 1),
+            ("longest_prompt", 1),
             ("disk_bps", 1),
         ):
             value = getattr(self, name)
@@ -266,6 +272,31 @@ def ahead_slots(options: Options, config: ModelConfig) -> int:
     return AHEAD_SLOTS if options.prefetch == "1" and config.moe_layers else 0
 
 
+def _scratch_bytes(opened: Opened, rows: int) -> int:
+    """Working memory for prompt chunks of so many rows; of logits, two rows live at once, beside
+    the sampler's float64 copies of one; and what is too small to be counted one by one."""
+    config, layout = opened.config, opened.records.record_layout
+    working = scratch_bytes(config, rows, 12, opened.context, layout, opened.dense_formats)
+    return opened.records.scratch_bytes + working + OTHER_BYTES
+
+
+def _with_longer_chunks(
+    plan: MemoryPlan, opened: Opened, most_rows: int, plan_with: Callable[[int], MemoryPlan]
+) -> MemoryPlan:
+    """The plan with chunks doubled for as long as that takes little from the hot store.
+
+    Each chunk of a prompt reads every expert that is not resident, so fewer chunks read less.
+    """
+    rows = LEAST_CHUNK
+    while rows < min(MOST_CHUNK, most_rows) and plan.slots_per_layer < opened.config.experts:
+        rows *= 2
+        more = _scratch_bytes(opened, min(rows, most_rows)) - plan.request.scratch_bytes
+        if more > plan.arena_bytes * CHUNK_SHARE:
+            break
+        plan = plan_with(rows)
+    return plan
+
+
 def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
     """Where memory will go. Call it when all but weights, cache and store is in memory.
 
@@ -275,34 +306,38 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
     Raises:
         OutOfBudget: not even one slot per layer fits; the message has all numbers.
     """
-    config = opened.config
-    chunk = min(options.prefill_chunk, opened.context)
-    layout = opened.records.record_layout
     give_back()
     held = resident_bytes()
     available = available_memory()
     # the budget is for the whole process, so what it holds already counts as available
     available = replace(available, nbytes=available.nbytes + held)
-    plan = plan_memory(
-        None if options.ram_gb is None else int(options.ram_gb * 2**30),
-        base_bytes=held,
-        dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
-        kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
-        # two rows of logits live at once, and the sampler's float64 copies of one
-        scratch_bytes=opened.records.scratch_bytes
-        + scratch_bytes(config, chunk, 12, opened.context, layout, opened.dense_formats),
-        loader_bytes=loader_bytes(opened.source, config),
-        slot_bytes=layout.nbytes,
-        n_moe_layers=len(config.moe_layers),
-        n_experts=config.experts,
-        wave_slots=wave_slots(options, config) + ahead_slots(options, config),
-        wanted_cap=options.cap,
-        context=opened.context,
-        available=available,
-    )
+    config, most_rows = opened.config, min(options.longest_prompt or opened.context, opened.context)
+
+    def plan_with(rows: int) -> MemoryPlan:
+        rows = min(rows, most_rows)
+        return plan_memory(
+            None if options.ram_gb is None else int(options.ram_gb * 2**30),
+            base_bytes=held,
+            dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
+            kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
+            scratch_bytes=_scratch_bytes(opened, rows),
+            loader_bytes=loader_bytes(opened.source, config),
+            slot_bytes=opened.records.record_layout.nbytes,
+            n_moe_layers=len(config.moe_layers),
+            n_experts=config.experts,
+            wave_slots=wave_slots(options, config) + ahead_slots(options, config),
+            wanted_cap=options.cap,
+            context=opened.context,
+            prompt_rows=rows,
+            available=available,
+        )
+
+    plan = plan_with(options.prefill_chunk or LEAST_CHUNK)
+    if options.prefill_chunk is None:
+        plan = _with_longer_chunks(plan, opened, most_rows, plan_with)
     if peak_rss_bytes() > plan.budget_bytes:
         say(
-            f"note      compiling the kernels took {shown_bytes(peak_rss_bytes())}, more than the "
-            "budget; the next start loads them from the cache"
+            f"note      the start took {shown_bytes(peak_rss_bytes())}, more than the budget; kernels "
+            "that were compiled are loaded from the cache next time, in less memory"
         )
     return plan

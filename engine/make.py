@@ -1,4 +1,4 @@
-"""``diskmoe convert``, ``export``, ``demo-model`` and ``warmup``: making what runs need."""
+"""``diskmoe convert``, ``verify``, ``export``, ``demo-model``, ``warmup``: making what runs need."""
 
 from __future__ import annotations
 
@@ -36,6 +36,18 @@ def convert_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> i
 
     convert_model(source, out, experts, dense, say, values["THREADS"].value)
     say(f'next      MODEL={out} diskmoe "your question"')
+    return 0
+
+
+def verify_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
+    """``diskmoe verify MODEL``."""
+    values, _, places = _understood("verify", words, env, {}, ("MODEL", "DEBUG", "VERBOSE"))
+    given = places or [place for place in (values["MODEL"].value,) if place]
+    if len(given) != 1:
+        raise BadRequest(f"verify takes one directory, MODEL, and got {len(given)}")
+    from diskmoe.engine.verifying import verify_model  # imports Numba
+
+    print(verify_model(as_path(given[0]), say))
     return 0
 
 

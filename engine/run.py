@@ -59,10 +59,12 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
                 prompt, chat=values["CHAT"].value, system=values["SYSTEM"].value
             )
             say(f"prompt    {len(prompt.ids)} tokens, {prompt.how}")
-            prepared.check_prompt(prompt.ids)
+            ids = prompt.ids
         else:
             say(f"prompt    {len(prompt)} tokens, given as token ids")
-            prepared.check_prompt(prompt)
+            ids = prompt
+        prepared.check_prompt(ids)
+        prepared = prepared.for_prompt(len(ids))
     except BaseException:
         prepared.close()
         raise
@@ -119,6 +121,7 @@ def _as_decided(values: Mapping[str, Value], model: Any) -> dict[str, Value]:
         "CAP": model.memory.slots_per_layer,
         "RAM_GB": round(model.memory.budget_bytes / 2**30, 3),
         "THREADS": model.workers.n_threads,
+        "PREFILL_CHUNK": model.prefill_chunk,
     }
     filled = dict(values)
     for name, value in decided.items():
@@ -128,7 +131,7 @@ def _as_decided(values: Mapping[str, Value], model: Any) -> dict[str, Value]:
 
 
 def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
-    """Prints what a run would put where in memory; reads headers only."""
+    """Prints what a run would put where in memory, and how fast it would be; loads no weights."""
     path = _model_path(values, say)
     from diskmoe.engine.api import prepare
     from diskmoe.engine.plan import PlanReport
@@ -137,7 +140,7 @@ def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
         say(f"note      {note}")
     prepared = prepare(path, options_from(values), say)
     try:
-        report = PlanReport(prepared, prepared.plan(say))
+        report = PlanReport.measure(prepared, prepared.plan(say))
     finally:
         prepared.close()
     if values["JSON"].value:

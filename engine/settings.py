@@ -205,7 +205,14 @@ SETTINGS: tuple[Setting, ...] = (
         "speed",
     ),
     Setting("VERIFY", switch, False, "compare each expert's checksum once", "0|1", "speed"),
-    Setting("PREFILL_CHUNK", _integer(1, 4096), 256, "prompt rows per forward", "N", "speed"),
+    Setting(
+        "PREFILL_CHUNK",
+        _integer(1, 4096),
+        None,
+        "prompt rows per forward; else 256 to 1024, as memory allows",
+        "N",
+        "speed",
+    ),
     Setting(
         "PREFETCH",
         _choice("0", "1", "count"),

@@ -117,6 +117,7 @@ class MemoryRequest:
     wave_slots: int = 0  # slots that a prompt's experts pass through
     wanted_cap: int | None = None
     context: int | None = None  # positions that `kv_bytes` is for, to be told
+    prompt_rows: int | None = None  # of a prompt, that go through the model at once; in the scratch
 
     @property
     def wave_bytes(self) -> int:
@@ -194,11 +195,12 @@ class MemoryPlan:
 def _parts(request: MemoryRequest) -> str:
     positions = "" if request.context is None else f" for {request.context} positions"
     waves = f", {request.wave_slots} slots for prompts {shown_bytes(request.wave_bytes)}"
+    rows = f" for {request.prompt_rows} prompt rows at a time" if request.prompt_rows else ""
     return (
         f"interpreter and kernels {shown_bytes(request.base_bytes)}, "
         f"dense weights {shown_bytes(request.dense_bytes)}, "
         f"KV cache {shown_bytes(request.kv_bytes)}{positions}, "
-        f"scratch {shown_bytes(request.scratch_bytes)}{waves if request.wave_slots else ''}"
+        f"scratch {shown_bytes(request.scratch_bytes)}{rows}{waves if request.wave_slots else ''}"
     )
 
 
@@ -244,6 +246,7 @@ def plan_memory(
     wave_slots: int = 0,
     wanted_cap: int | None = None,
     context: int | None = None,
+    prompt_rows: int | None = None,
     available: Available | None = None,
 ) -> MemoryPlan:
     """Fit what a run needs (see `MemoryRequest`) in the budget: `budget_bytes`, or, when None, a
@@ -264,6 +267,7 @@ def plan_memory(
         wave_slots,
         wanted_cap,
         context,
+        prompt_rows,
     )
     if budget_bytes is None:
         budget, reason = auto_budget(available or available_memory())

@@ -26,7 +26,7 @@ from numba import njit
 from numba.core import config, event
 from numba.core.caching import _Cache  # pyright: ignore[reportPrivateUsage]
 from numba.core.compiler import CompileResult
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 

@@ -20,10 +20,10 @@ def resident_bytes() -> int:
 
 
 def give_back() -> None:
-    """Gives the system what the allocator keeps of freed memory, and the compiler's code pages.
+    """Gives the system what the allocator keeps of freed memory, and the compiler's own pages.
 
-    LLVM's code is 50 MB as soon as a kernel has been read; a page of it that is wanted again
-    comes from the page cache. No thread may be compiling.
+    LLVM has 65 MB resident as soon as a kernel has been read; a page that is wanted again comes
+    from the page cache. No thread may be compiling.
     """
     if sys.platform != "linux":
         return
@@ -31,20 +31,28 @@ def give_back() -> None:
     trim = getattr(libc, "malloc_trim", None)  # not in musl
     if trim is not None:
         trim(0)
-    for begin, end in _code_of(_COMPILER):
+    for begin, end in _unwritten_parts(_COMPILER):
         libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
 
 
-def _code_of(library: str) -> list[tuple[int, int]]:
-    """Addresses (begin, end) of a library's code; code is never written, so it can be dropped."""
-    found = []
+def _unwritten_parts(library: str) -> list[tuple[int, int]]:
+    """Addresses (begin, end) where a library lies as in its file: code and constants.
+
+    A read-only part that has a page of its own was written by the loader, and is left alone.
+    """
+    found: list[tuple[int, int]] = []
+    part: tuple[int, int] | None = None
     try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        with open("/proc/self/smaps", encoding="utf-8", errors="replace") as maps:
             for line in maps:
-                addresses, flags, *_, name = line.split(maxsplit=5)
-                if flags == "r-xp" and library in os.path.basename(name):
-                    begin, end = addresses.split("-")
-                    found.append((int(begin, 16), int(end, 16)))
-    except (OSError, ValueError):
+                words = line.split(maxsplit=5)
+                if not words[0].endswith(":"):  # the first line of a mapping
+                    part = None
+                    if words[1] in ("r-xp", "r--p") and library in os.path.basename(words[-1]):
+                        begin, end = words[0].split("-")
+                        part = int(begin, 16), int(end, 16)
+                elif words[0] == "Anonymous:" and part and int(words[1]) == 0:
+                    found.append(part)
+    except (OSError, ValueError, IndexError):
         pass
     return found

@@ -9,13 +9,14 @@ cgroup still has counts as much as the budget.
         watch.look()
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from diskmoe.experts.budget import Available, available_memory, shown_bytes
 from diskmoe.experts.footprint import resident_bytes
 
-EVERY = 16  # looks; one costs as much as a few file reads
+SECONDS = 1.0  # between two looks; one costs as much as a few file reads
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def excess(memory: Memory, budget_bytes: int) -> tuple[int, str]:
 
 
 class MemoryWatch:
-    """Looks at every sixteenth call; says one line whenever it has shrunk the store."""
+    """Looks once a second; says one line whenever it has shrunk the store."""
 
     def __init__(
         self,
@@ -58,21 +59,22 @@ class MemoryWatch:
         shrink: Callable[[int], int],  # bytes wanted -> bytes freed
         say: Callable[[str], None],
         memory: Callable[[], Memory] = read_memory,
-        every: int = EVERY,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._budget_bytes = budget_bytes
         self._shrink = shrink
         self._say = say
         self._memory = memory
-        self._every = every
-        self._calls = 0
+        self._clock = clock
+        self._looked = clock()
         self._helpless = False  # said that nothing more can be given up
 
     def look(self) -> None:
-        """Called once per forward; shrinks the store when it must."""
-        self._calls += 1
-        if self._calls % self._every:
+        """Called between forwards, as often as there are any; shrinks the store when it must."""
+        now = self._clock()
+        if now - self._looked < SECONDS:
             return
+        self._looked = now
         wanted, why = excess(self._memory(), self._budget_bytes)
         if not wanted:
             self._helpless = False

@@ -86,7 +86,7 @@ def test_our_own_commands_ask_no_other_package(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("word", "json"), [("--json", True), ("--json=1", True), ("--json=0", False)]
 )
-@pytest.mark.parametrize("command", ["kernels", "synth", "decode"])
+@pytest.mark.parametrize("command", ["kernels", "disk", "synth", "decode"])
 def test_json_is_a_switch_everywhere(command: str, word: str, json: bool) -> None:
     module = import_module(f"diskmoe.bench.{command}")
     line = understood(command, [word], {}, module.FLAGS, module.SETTINGS)
@@ -98,7 +98,7 @@ def test_a_slip_of_the_word_is_answered_with_it() -> None:
         run_settings(["bnch"], {})
 
 
-@pytest.mark.parametrize("word", ["kernels", "synth", "decode"])
+@pytest.mark.parametrize("word", ["kernels", "disk", "synth", "decode"])
 def test_each_command_has_a_help_of_its_own(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", word, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"usage: diskmoe bench {word}")

@@ -26,7 +26,7 @@ def real_model(name: str, layers: int, routing: str) -> Synthetic:
 
 
 def engine_hits(directory: Path, tokens: int, cap: int) -> tuple[int, int]:
-    options = Options(cap=cap, threads=1, ctx=256, ram_gb=4)
+    options = Options(cap=cap, threads=1, ctx=256, ram_gb=4, policy="lru")
     with Model.load(directory, options) as model:
         stats, _ = run_decode(model, 0, tokens)
     return stats.decode.hits, stats.decode.misses

@@ -2,15 +2,20 @@
 
 import errno
 import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from diskmoe.experts import reader as module
 from diskmoe.experts.arena import Arena
-from diskmoe.experts.errors import BadModel, ReadFailed
-from diskmoe.experts.reader import FileReader, ReadPool, probe_direct
+from diskmoe.experts.direct import probe_direct
+from diskmoe.experts.errors import ReadFailed
+from diskmoe.experts.pacer import Pacer
+from diskmoe.experts.reader import FileReader, ReadPool, through_nbytes
 
 needs_preadv = pytest.mark.skipif(not hasattr(os, "preadv"), reason="no preadv here")
 
@@ -125,25 +130,125 @@ def test_a_file_that_is_gone_is_said(file: Path) -> None:
     reader.close()
 
 
-def test_direct_reads_can_be_switched_off(file: Path) -> None:
-    assert probe_direct(file, "off") == (False, "switched off")
-
-
-def test_direct_reads_that_are_demanded_but_impossible_are_an_error(
-    file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, 1), (5000, 777), (4095, 8194), (16384, 4096)])
+def test_unaligned_bytes_are_read_by_whole_pages(
+    file: Path, offset: int, nbytes: int, direct: bool
 ) -> None:
-    monkeypatch.setattr(module, "_why_not_direct", lambda path: "no such thing")
-    assert probe_direct(file, "auto") == (False, "no such thing")
-    with pytest.raises(BadModel, match="no such thing; use DIRECT=auto"):
-        probe_direct(file, "on")
+    reader, arena = FileReader(direct and probe_direct(file)[0]), Arena(1, through_nbytes(nbytes))
+    got = reader.read_through(file, offset, nbytes, arena.slot(0))
+    np.testing.assert_array_equal(got, expected(file, offset, nbytes))
+    assert np.shares_memory(got, arena.bytes)
+    reader.close()
 
 
-def test_the_pool_hands_exceptions_to_the_one_who_waits() -> None:
-    pool = ReadPool(2)
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_file_may_end_within_the_last_page_of_a_read(file: Path, direct: bool) -> None:
+    with open(file, "ab") as more:
+        more.write(b"x" * 100)
+    reader, arena = FileReader(direct and probe_direct(file)[0]), Arena(1, 3 * 4096)
+    got = reader.read_through(file, 5 * 4096 - 50, 150, arena.slot(0))
+    np.testing.assert_array_equal(got, expected(file, 5 * 4096 - 50, 150))
+    with pytest.raises(ReadFailed, match="ends 1 bytes early"):
+        reader.read_through(file, 5 * 4096 - 50, 151, arena.slot(0))
+    reader.close()
 
-    def fail() -> None:
-        raise ReadFailed("x")
 
-    assert isinstance(pool.submit(fail).exception(), ReadFailed)
-    assert pool.submit(lambda: None).result() is None
+def test_a_paced_read_takes_its_turn_and_gives_its_bytes(file: Path) -> None:
+    waits: list[float] = []
+
+    class Counted(Pacer):
+        def wait(self, due: float) -> None:
+            waits.append(due)
+
+    reader, view = FileReader(pacer=Counted(1000, clock=lambda: 100.0)), np.zeros(500, np.uint8)
+    for _ in range(2):
+        reader.read_into(file, 7, view)
+    np.testing.assert_array_equal(view, expected(file, 7, 500))
+    assert waits == [100.5, 101.0]
+    reader.close()
+
+
+class Held:
+    """A pool of one thread that is busy until `release`, so that what follows has to queue."""
+
+    def __init__(self, most_later: int = 64) -> None:
+        self.pool, self.done = ReadPool(1, most_later), []
+        self._begun, self._go = threading.Event(), threading.Event()
+        self.pool.submit(self._hold)
+        assert self._begun.wait(10)
+
+    def _hold(self) -> None:
+        self._begun.set()
+        self._go.wait(10)
+
+    def work(self, name: str) -> Callable[[], None]:
+        return partial(self.done.append, name)
+
+    def release(self) -> None:
+        """Everything that is queued now has been done, or never will be, when it returns."""
+        last = threading.Event()
+        self.pool.submit(last.set, urgent=False)
+        self._go.set()
+        assert last.wait(10)
+
+
+def test_what_is_waited_for_goes_before_speculation_and_each_in_order() -> None:
+    held = Held()
+    for name, urgent in (("s1", False), ("d1", True), ("s2", False), ("d2", True)):
+        assert held.pool.submit(held.work(name), urgent)
+    held.release()
+    assert held.done == ["d1", "d2", "s1", "s2"]
+    held.pool.close()
+
+
+def test_speculation_is_called_off_unless_it_has_begun() -> None:
+    held = Held()
+    kept, dropped, demanded = held.work("kept"), held.work("dropped"), held.work("demanded")
+    held.pool.submit(kept, urgent=False)
+    held.pool.submit(dropped, urgent=False)
+    held.pool.submit(demanded)
+    assert held.pool.cancel(dropped)
+    assert not held.pool.cancel(dropped)  # once
+    assert not held.pool.cancel(demanded)  # somebody waits for it
+    held.release()
+    assert held.done == ["demanded", "kept"]
+    assert not held.pool.cancel(kept)
+    held.pool.close()
+
+
+def test_speculation_that_waits_is_bounded_and_demand_is_not() -> None:
+    held = Held(most_later=2)
+    assert [held.pool.submit(held.work("s"), urgent=False) for _ in range(3)] == [True, True, False]
+    assert all(held.pool.submit(held.work("d")) for _ in range(20))
+    held._go.set()
+    held.pool.close()
+
+
+def test_a_closed_pool_has_no_thread_and_takes_nothing() -> None:
+    held = Held()
+    held.pool.submit(held.work("never"))
+    closing = threading.Thread(target=held.pool.close)
+    closing.start()
+    time.sleep(0.05)
+    assert closing.is_alive()  # it waits for the read under way
+    held._go.set()
+    closing.join(10)
+    assert held.done == []
+    assert not any(thread.is_alive() for thread in held.pool._threads)
+    assert not held.pool.submit(held.work("late"))
+
+
+def test_nothing_is_lost_or_done_twice_between_many_threads() -> None:
+    pool, done = ReadPool(4, most_later=10**6), []
+    works = [partial(done.append, number) for number in range(4000)]
+    called_off = set()
+    for number, work in enumerate(works):
+        assert pool.submit(work, urgent=number % 3 == 0)
+        if number % 7 == 0 and pool.cancel(works[number - 1]):
+            called_off.add(number - 1)
+    until = time.monotonic() + 20
+    while len(done) < len(works) - len(called_off) and time.monotonic() < until:
+        time.sleep(0.01)
     pool.close()
+    assert sorted(done) == [n for n in range(len(works)) if n not in called_off]

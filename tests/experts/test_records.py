@@ -15,12 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diskmoe.experts import records as module
 from diskmoe.experts.arena import Arena
 from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, TensorPlan
+from diskmoe.experts.checksums import checksum
 from diskmoe.experts.container import Container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.errors import BadModel, ReadFailed
 from diskmoe.experts.formats import FORMATS
+from diskmoe.experts.pacer import Pacer
+from diskmoe.experts.reader import through_nbytes
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 from diskmoe.experts.safetensors_io import write_safetensors
 from diskmoe.experts.store import ExpertStore
@@ -58,7 +62,7 @@ def test_a_checkpoints_record_is_its_weights_packed(
 def test_a_checkpoints_buffers_are_bounded_by_the_threads(tiny_model: Any) -> None:
     model = tiny_model(dtype="BF16")
     records = CheckpointRecords(model.open(), model.plan, io_threads=2)
-    assert records.scratch_bytes == 2 * 24 * 40 * 2
+    assert records.scratch_bytes == 2 * through_nbytes(24 * 40 * 2)
     slots = [np.zeros(records.record_layout.nbytes, np.uint8) for _ in range(6)]
     threads = [
         threading.Thread(target=records.load, args=(n % 2, n % 3, slot))
@@ -90,13 +94,11 @@ def test_scratch_is_an_upper_bound_and_a_close_one(
     (tmp_path / "config.json").write_text("{}")
     records = CheckpointRecords(Checkpoint.open(tmp_path), plan, fmt, io_threads=1)
     slot = np.empty(records.record_layout.nbytes, np.uint8)
-    records.load(0, 0, slot)  # kernels are loaded by now, and the buffer is given up
-    records._buffers.get()
-    records._buffers.put(None)
+    records.load(0, 0, slot)  # kernels are loaded by now
     tracemalloc.start()
     try:
         records.load(0, 0, slot)
-        peak = tracemalloc.get_traced_memory()[1]
+        peak = tracemalloc.get_traced_memory()[1] + records._arena.nbytes
     finally:
         tracemalloc.stop()
         records.close()
@@ -111,7 +113,8 @@ def test_scratch_has_room_for_the_widest_expert(tiny_model: Any) -> None:
     tensors[name] = ("F32", model.weights[name])
     write_safetensors(model.path / "model.safetensors", tensors)
     records = CheckpointRecords(model.open(), model.plan, "f32", io_threads=1)
-    assert records.scratch_bytes == 24 * 40 * (4 + 4)  # one of F32, the copy of another
+    matrix = 24 * 40 * 4  # one of F32, and the copy of another
+    assert records.scratch_bytes == through_nbytes(matrix) + matrix
     slot = np.empty(records.record_layout.nbytes, np.uint8)
     records.load(1, 2, slot)
     np.testing.assert_array_equal(slot, pack_record(*expected(model, 1, 2), records.record_layout))
@@ -150,6 +153,91 @@ def test_a_container_cut_off_while_running_fails_with_layer_and_expert(tiny_mode
     assert len(store.resident(1)) == 0
     list(store.fetch(0, np.array([2], np.int32)))
     store.close()
+
+
+@pytest.mark.parametrize("direct", ["auto", "off"])
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_tensors_that_lie_anyhow_are_read_the_same_past_the_page_cache(
+    tiny_model: Any, dtype: str, direct: Any
+) -> None:
+    model = tiny_model(dtype=dtype)
+    records = CheckpointRecords(model.open(), model.plan, direct=direct)
+    slot = np.zeros(records.record_layout.nbytes, np.uint8)
+    for layer in records.layers:
+        for expert in range(records.n_experts):
+            records.load(layer, expert, slot)
+            wanted = pack_record(*expected(model, layer, expert), records.record_layout)
+            np.testing.assert_array_equal(slot, wanted)
+    records.close()
+
+
+def test_a_paced_source_says_so_and_can_be_hurried(tiny_model: Any) -> None:
+    model = tiny_model()
+    out = model.path.parent / "out"
+    convert(model.open(), model.plan, out, "q8", "q8")
+    for records in (
+        ContainerRecords(Container.open(out), pacer=Pacer(0.5)),
+        CheckpointRecords(model.open(), model.plan, pacer=Pacer(0.5)),
+    ):
+        assert records.io_mode.endswith("; disk paced at 5e-07 MB/s")
+        slot = np.zeros(records.record_layout.nbytes, np.uint8)
+        reading = threading.Thread(target=records.load, args=(0, 0, slot))
+        reading.start()
+        reading.join(0.05)
+        assert reading.is_alive()  # for hours
+        records.hurry()
+        reading.join(10)
+        assert not reading.is_alive() and slot.any()
+        records.close()
+
+
+@pytest.fixture
+def flipped(tiny_model: Any) -> tuple[Container, Path, int]:
+    """A container, the file and the offset of its record (1, 2), in which a bit is flipped."""
+    model = tiny_model()
+    out = model.path.parent / "out"
+    convert(model.open(), model.plan, out, "q4", "q8")
+    container = Container.open(out)
+    path, offset, nbytes = container.record(1, 2)
+    with open(path, "rb+") as file:
+        file.seek(offset + nbytes // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    return container, path, offset
+
+
+def test_a_flipped_bit_is_found_at_the_first_load_when_verifying(
+    flipped: tuple[Container, Path, int],
+) -> None:
+    container, path, offset = flipped
+    records = ContainerRecords(container, verify=True)
+    slot = np.zeros(records.record_layout.nbytes, np.uint8)
+    records.load(1, 1, slot)
+    with pytest.raises(BadModel) as caught:
+        records.load(1, 2, slot)
+    message = str(caught.value)
+    assert f"{path}: expert 2 of layer 1 ({len(slot)} bytes at {offset})" in message
+    assert container.record_piece(1, 2).checksum in message and checksum(slot) in message
+    assert "convert the model again" in message and "check the disk" in message
+    assert "\n" not in message
+    records.close()
+    careless = ContainerRecords(container)
+    careless.load(1, 2, slot)
+    careless.close()
+
+
+def test_a_record_is_verified_once(
+    flipped: tuple[Container, Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(module, "checksum", lambda data: counted.append(1) or checksum(data))
+    records = ContainerRecords(flipped[0], verify=True)
+    slot = np.zeros(records.record_layout.nbytes, np.uint8)
+    for expert in (0, 1, 0, 1, 0):
+        records.load(1, expert, slot)
+    assert len(counted) == 2
+    records.close()
 
 
 @pytest.mark.parametrize("harm", ["deleted", "truncated"])

@@ -7,7 +7,7 @@ import pytest
 
 from diskmoe.experts.budget import Available
 from diskmoe.experts.footprint import give_back, resident_bytes
-from diskmoe.experts.watch import EVERY, Memory, MemoryWatch, excess, read_memory
+from diskmoe.experts.watch import SECONDS, Memory, MemoryWatch, excess, read_memory
 
 MIB, GIB = 1 << 20, 1 << 30
 CRITICAL = 256 * MIB  # of a system of 24 GiB
@@ -24,16 +24,21 @@ class Run:
         self.store = store
         self.now = memory(GIB)
         self.said: list[str] = []
-        self.watch = MemoryWatch(2 * GIB, self.shrink, self.said.append, lambda: self.now)
+        self.seconds = 0.0
+        self.watch = MemoryWatch(
+            2 * GIB, self.shrink, self.said.append, lambda: self.now, lambda: self.seconds
+        )
 
     def shrink(self, wanted: int) -> int:
         freed = min(self.store, -(-wanted // MIB) * MIB)
         self.store -= freed
         return freed
 
-    def looks(self, count: int = EVERY) -> None:
-        for _ in range(count):
-            self.watch.look()
+    def looks(self, after: float = SECONDS) -> None:
+        """Two forwards at the same moment, so long after the ones before."""
+        self.seconds += after
+        self.watch.look()
+        self.watch.look()
 
 
 def test_inside_the_budget_nothing_is_given_up() -> None:
@@ -63,12 +68,12 @@ def test_what_is_critical_depends_on_how_much_there_is(limit: int, critical: flo
     assert Available(0, "", limit).critical_bytes == int(critical * MIB)
 
 
-def test_every_sixteenth_look_reads_memory() -> None:
+def test_memory_is_read_once_a_second() -> None:
     run = Run(100 * MIB)
     run.now = memory(2 * GIB + MIB)
-    run.looks(EVERY - 1)
+    run.looks(after=SECONDS / 2)
     assert run.store == 100 * MIB and not run.said
-    run.looks(1)
+    run.looks(after=SECONDS / 2)
     assert run.store == 99 * MIB
     assert run.said == [
         "memory    2.0 GiB are held, the budget is 2.0 GiB: the hot store gives up 1.0 MiB"
@@ -78,7 +83,8 @@ def test_every_sixteenth_look_reads_memory() -> None:
 def test_a_store_at_its_least_is_said_once_until_all_is_well_again() -> None:
     run = Run(0)
     run.now = memory(3 * GIB)
-    run.looks(3 * EVERY)
+    for _ in range(3):
+        run.looks()
     assert len(run.said) == 1 and "nothing more to give up" in run.said[0]
     run.now = memory(GIB)
     run.looks()
