@@ -38,7 +38,7 @@ def parts_digest() -> str:
 
 def stamp_text() -> str:
     """What a demo model made now is stamped with: its parts, and the container format."""
-    from diskmoe.experts.container import FORMAT_VERSION
+    from diskmoe.experts.facts import FORMAT_VERSION
 
     return f"{parts_digest()} {FORMAT_VERSION}"
 

@@ -30,6 +30,7 @@ from diskmoe.experts.formats import FORMATS, format_for_bits
 from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.policy import POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
+from diskmoe.experts.stored import StoredExperts
 
 Say = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
@@ -190,7 +191,8 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
     context, notes = _context(config, options)
     expert_format = format_for_bits(options.expert_bits) if options.expert_bits else None
     dense_format = format_for_bits(options.dense_bits) if options.dense_bits else None
-    each = sum(checkpoint.info(n).nbytes for layer in plan.experts for n in layer.names(0))
+    stored = [StoredExperts(checkpoint, plan, layer) for layer in plan.experts]
+    each = sum(piece.nbytes for layer in stored for piece in layer.pieces(0))
     direct, why = _direct_mode(plan.n_experts * each, options)
     records = CheckpointRecords(
         checkpoint, plan, expert_format, options.io_threads, direct, _pacer(options), why

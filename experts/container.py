@@ -23,7 +23,7 @@ A record starts at a multiple of 4096 in its file and its length is one: a singl
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,20 @@ import numpy.typing as npt
 from diskmoe.experts.checkpoint import check_model_directory, read_json_object
 from diskmoe.experts.checksums import Piece
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.formats import FORMATS, mtp_format
+from diskmoe.experts.facts import (
+    MOST,
+    Facts,
+    checksums_of,
+    int_list_of,
+    json_of,
+    read_facts,
+    require_version,
+    text_of,
+)
+from diskmoe.experts.formats import FORMATS
 from diskmoe.experts.safetensors_io import (
     Header,
     TensorInfo,
-    parse_json,
     read_header,
     read_into,
     read_tensor,
@@ -47,7 +56,6 @@ from diskmoe.experts.tiles import (
     PAGE,
     Bytes,
     MatrixLayout,
-    RecordLayout,
     aligned_zeros,
     matrix_layout,
     record_layout,
@@ -55,9 +63,7 @@ from diskmoe.experts.tiles import (
     unpack_record,
 )
 
-FORMAT_VERSION = "2"  # 1 had a symmetric q4
 DENSE_NAME = "dense.safetensors"
-_MOST = 1 << 24  # of any count or dimension in the metadata; keeps products small
 
 
 def experts_name(layer: int) -> str:
@@ -79,42 +85,6 @@ def is_container(directory: str | Path) -> bool:
     """Does the directory look like one of ours? Says nothing about whether it is in order."""
     path = Path(directory)
     return (path / DENSE_NAME).is_file() or any(path.glob("experts-[0-9]*.safetensors"))
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is true of a whole container: formats, sizes, and the fingerprint of its source."""
-
-    dense_format: str
-    expert_format: str
-    hidden: int
-    ffn: int
-    n_experts: int
-    layers: tuple[int, ...]
-    mtp_layers: tuple[int, ...]
-    config: str  # digest of config.json
-    source: str
-    biased: bool = False  # whether records end with the biases of gate, up and down
-
-    def format_of(self, layer: int) -> str:
-        """The format of a layer's records."""
-        return mtp_format(self.expert_format) if layer in self.mtp_layers else self.expert_format
-
-    def record_layout_of(self, layer: int) -> RecordLayout:
-        return record_layout(self.format_of(layer), self.hidden, self.ffn, self.biased)
-
-    def metadata(self) -> dict[str, str]:
-        """The entries that every file of the container has."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "source": self.source,
-            "config": self.config,
-            "expert_format": self.expert_format,
-            "hidden": str(self.hidden),
-            "ffn": str(self.ffn),
-            "n_experts": str(self.n_experts),
-            **({"biased": "1"} if self.biased else {}),
-        }
 
 
 class Container:
@@ -251,7 +221,7 @@ class Container:
         """The dense tensors with their checksums; empty when an earlier version left them out."""
         if "checksums" not in self._dense.metadata:
             return []
-        sums, infos = _checksums(self._dense), self._dense.tensors.values()
+        sums, infos = checksums_of(self._dense), self._dense.tensors.values()
         return [_piece(f"tensor {shown(info.name)}", info, sums) for info in infos]
 
     def _info(self, name: str) -> TensorInfo:
@@ -264,90 +234,13 @@ class Container:
         return info
 
 
-def read_facts(dense: Header) -> Facts:
-    require_version(dense)
-    layers = tuple(_int_list(dense, "layers"))
-    if sorted(set(layers)) != list(layers):
-        raise BadModel(f"{dense.path}: metadata layers {shown(layers)} are not ascending")
-    mtp_layers = tuple(_int_list(dense, "mtp_layers"))
-    if not set(mtp_layers) <= set(layers):
-        raise BadModel(f"{dense.path}: metadata mtp_layers {shown(mtp_layers)} are no layers of it")
-    return Facts(
-        dense_format=_format(dense, "dense_format"),
-        expert_format=_format(dense, "expert_format"),
-        hidden=_count(dense, "hidden"),
-        ffn=_count(dense, "ffn"),
-        n_experts=_count(dense, "n_experts"),
-        layers=layers,
-        mtp_layers=mtp_layers,
-        config=_text(dense, "config"),
-        source=_text(dense, "source"),
-        biased=dense.metadata.get("biased") == "1",
-    )
-
-
-def require_version(header: Header) -> None:
-    """BadModel when the file is not one of ours, or of another format version."""
-    version = header.metadata.get("format_version")
-    if version is None:
-        raise BadModel(f"{header.path}: no format_version in its metadata; not a diskmoe container")
-    if version != FORMAT_VERSION:
-        raise BadModel(
-            f"{header.path}: container format version {shown(version)}, this program reads "
-            f"{FORMAT_VERSION}; convert the model again with this version"
-        )
-
-
-def _text(header: Header, key: str) -> str:
-    value = header.metadata.get(key)
-    if value is None:
-        raise BadModel(f"{header.path}: {key} is missing in its metadata; convert again")
-    return value
-
-
-def _format(header: Header, key: str) -> str:
-    value = _text(header, key)
-    if value not in FORMATS:
-        raise BadModel(
-            f"{header.path}: {key} {shown(value)} is unknown; there are {', '.join(FORMATS)}"
-        )
-    return value
-
-
-def _count(header: Header, key: str) -> int:
-    value = _text(header, key)
-    if not (value.isascii() and value.isdigit() and len(value) <= 8 and 0 < int(value) <= _MOST):
-        raise BadModel(
-            f"{header.path}: {key} {shown(value)} is not a whole number from 1 to {_MOST}"
-        )
-    return int(value)
-
-
-def _int_list(header: Header, key: str) -> list[int]:
-    value = _json(header, key)
-    if not isinstance(value, list) or not all(type(n) is int and 0 <= n < 100_000 for n in value):
-        raise BadModel(f"{header.path}: {key} {shown(value)} is not a list of layer numbers")
-    return value
-
-
-def _json(header: Header, key: str) -> Any:
-    return parse_json(_text(header, key).encode("utf-8", "replace"), header.path, f"metadata {key}")
-
-
-def _checksums(header: Header) -> dict[str, str]:
-    sums = _json(header, "checksums")
-    if not isinstance(sums, dict) or not all(isinstance(v, str) for v in sums.values()):
-        raise BadModel(f"{header.path}: metadata checksums are not an object of strings")
-    return sums
-
-
 def _piece(what: str, info: TensorInfo, sums: dict[str, str]) -> Piece:
     return Piece(what, info.path, info.offset, info.nbytes, sums.get(info.name, "none"))
 
 
 def _read_layouts(dense: Header) -> dict[str, MatrixLayout]:
     """Layouts of the packed matrices, each checked against the tensor it describes."""
-    table = _json(dense, "dense")
+    table = json_of(dense, "dense")
     if not isinstance(table, dict):
         raise BadModel(f"{dense.path}: metadata dense is not an object; convert again")
     layouts = {}
@@ -360,7 +253,7 @@ def _read_layouts(dense: Header) -> dict[str, MatrixLayout]:
             or fmt not in FORMATS
             or not isinstance(shape, list)
             or len(shape) != 2
-            or not all(type(n) is int and 0 < n <= _MOST for n in shape)
+            or not all(type(n) is int and 0 < n <= MOST for n in shape)
         ):
             raise BadModel(f"{where}: metadata {shown(entry)} is no format and shape of a matrix")
         info = dense.tensors.get(name)
@@ -387,15 +280,15 @@ def check_expert_file(header: Header, layer: int, facts: Facts) -> list[Piece]:
     require_version(header)
     facts = replace(facts, expert_format=facts.format_of(layer))  # what this file says of itself
     for key in ("expert_format", "hidden", "ffn", "n_experts", "config", "source"):
-        found, expected = _text(header, key), str(getattr(facts, key))
+        found, expected = text_of(header, key), str(getattr(facts, key))
         if found != expected:
             raise BadModel(
                 f"{header.path}: {key} {shown(found)}, {DENSE_NAME} says {shown(expected)}; "
                 "the files are of different conversions"
             )
-    if _int_list(header, "layers") != [layer]:
+    if int_list_of(header, "layers") != [layer]:
         raise BadModel(f"{header.path}: holds layers {header.metadata['layers']}, not {layer}")
-    sums = _checksums(header)
+    sums = checksums_of(header)
     nbytes = facts.record_layout_of(layer).nbytes
     if len(header.tensors) < facts.n_experts:
         raise BadModel(

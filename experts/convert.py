@@ -21,13 +21,12 @@ from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import (
     DENSE_NAME,
     Container,
-    Facts,
     check_expert_file,
     experts_name,
     is_container,
-    read_facts,
 )
 from diskmoe.experts.errors import BadModel, BadOutput, DiskFull, WriteFailed
+from diskmoe.experts.facts import Facts, read_facts
 from diskmoe.experts.lockfile import LOCK_NAME, locked
 from diskmoe.experts.manifest import Manifest
 from diskmoe.experts.pieces import in_order, packed_parts

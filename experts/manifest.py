@@ -16,12 +16,11 @@ from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.checksums import NO_CHECKSUM
 from diskmoe.experts.container import (
     DENSE_NAME,
-    FORMAT_VERSION,
-    Facts,
     config_digest,
     experts_name,
     record_name,
 )
+from diskmoe.experts.facts import FORMAT_VERSION, Facts
 from diskmoe.experts.formats import mtp_format
 from diskmoe.experts.records import own_expert_format
 from diskmoe.experts.safetensors_io import TensorSpec, file_nbytes, read_into

@@ -114,18 +114,19 @@ class StoredExperts:
         """
         places = iter([(part, record[begin:end]) for part, begin, end in layout.parts()])
         for name, cuts in self._sources(expert):
-            stored, used = [], 0
-            for piece in self._of(name, expert):
+            pieces, stored, used = self._of(name, expert), [], 0
+            for piece in pieces:
                 raw = read(piece, buffer[used:])
                 stored.append(raw.view(numpy_dtype(piece.dtype)).reshape(piece.shape))
                 used += through_nbytes(piece.nbytes)
+            last = pieces[-1]  # the numbers, or the scales: what can be no number
             for cut in cuts:
                 part, out = next(places)
                 try:
                     # not bound to a name: one matrix is gone before the next one is made
-                    _pack(self._weights(piece.dtype, stored, cut), part, out)
+                    _pack(self._weights(last.dtype, stored, cut), part, out)
                 except ValueError as error:
-                    raise BadModel(f"{piece.path}: tensor {shown(piece.name)}: {error}") from None
+                    raise BadModel(f"{last.path}: tensor {shown(last.name)}: {error}") from None
         biases: list[npt.NDArray[np.float32]] = []
         for piece, (_, cuts) in zip(self._bias_pieces(expert), self._sources(expert), strict=False):
             bias = as_f32(read(piece, buffer).view(numpy_dtype(piece.dtype)), piece.dtype)

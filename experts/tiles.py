@@ -184,13 +184,6 @@ def pack(weights: Floats | Bits, layout: MatrixLayout, out: Bytes | None = None)
     return out
 
 
-def pack_bf16(bits: Bits, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
-    """The bits of bf16 weights (rows, cols), unchanged -> packed bytes u8 (nbytes,)."""
-    if layout.format != "bf16" or bits.dtype != np.uint16:
-        raise ValueError(f"pack_bf16 keeps bf16 bits: not {bits.dtype} as {layout.format}")
-    return pack(bits, layout, out)
-
-
 def pack_rows(weights: Floats | Bits, layout: MatrixLayout, first_row: int, out: Bytes) -> None:
     """Write the rows from `first_row` (a multiple of 16) on into `out` u8 (nbytes,).
 

@@ -2,8 +2,8 @@
 
 The file comes from elsewhere and is not believed: every size is compared with a limit before
 anything is computed from it, and what cannot be carried out (another activation, another scaling of
-rope, an unknown quantisation) is refused by name. The one rule: a value that changes the result is either used or
-refused, never ignored.
+rope, an unknown quantisation) is refused by name. The one rule: a value that changes the result is
+either used or refused, never ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,9 +52,7 @@ class ModelConfig:
     rope_theta: float
     yarn: Yarn | None  # None: plain rope
     sinks: bool
-    windows: tuple[
-        int, ...
-    ]  # by layer: how many keys a row sees, 0 for all; (): all, in all layers
+    windows: tuple[int, ...]  # by layer: keys that a row sees, 0 for all; (): all, in all layers
     # router
     experts: int
     top_k: int
@@ -328,12 +326,12 @@ def _windows(f: _Fields, layers: int) -> tuple[int, ...]:
     listed = f.raw.get("layer_types")
     if listed is None:
         listed = [kinds[layer % 2] for layer in range(layers)]
-    if (
-        not isinstance(listed, list)
-        or len(listed) != layers
-        or not set(map(str, listed)) <= {*kinds}
-    ):
-        raise f.wrong("layer_types", listed, f"a list of {layers} times {' or '.join(kinds)}")
+    if not isinstance(listed, list) or any(kind not in kinds for kind in listed):
+        raise f.wrong("layer_types", listed, f"a list of {' or '.join(kinds)}")
+    if len(listed) != layers:
+        raise f.wrong("layer_types", listed, f"as many as there are layers, {layers}")
+    if "sliding_window" in f.raw and f.raw["sliding_window"] is None and kinds[0] in listed:
+        raise f.wrong("sliding_window", None, "a whole number, for the layers with a window")
     window = f.integer("sliding_window", 1, MAX_CONTEXT, 128)
     return tuple(window if kind == kinds[0] else 0 for kind in listed)
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_model import random_tensors, tiny_config, write_checkpoint
+from tiny_model import random_tensors, tiny_config, with_codes, write_checkpoint
 
 from diskmoe.engine.cli import main
 from diskmoe.engine.report import REPORT_KEYS
@@ -51,6 +51,20 @@ def test_json_has_exactly_the_keys_of_the_contract(tiny, capsys) -> None:
     assert got["prompt_tokens"] == 9 and got["stop_reason"] == "limit"
     assert got["settings"]["NGEN"] == {"value": 6, "source": "flag --ngen"}
     assert got["model"]["family"] == "qwen3_moe" and got["model"]["expert_format"] == "bf16"
+
+
+def test_experts_in_mxfp4_run_as_they_are_and_converted(tmp_path, capsys) -> None:
+    raw = tiny_config("gpt_oss", eos_token_id=None, intermediate_size=96)
+    config, stored, _ = with_codes(raw, random_tensors(raw, 1))
+    source = write_checkpoint(tmp_path / "source", config, stored, "bf16")
+    assert main(["convert", str(source), str(tmp_path / "out"), "--dense", "keep"]) == 0
+    as_it_is = report(capsys, "--model", str(source), "--ngen", "12", "--cap", "3")
+    converted = report(capsys, "--model", str(tmp_path / "out"), "--ngen", "12", "--cap", "5")
+    assert as_it_is["token_ids"] == converted["token_ids"]
+    codes, biases = 3 * 64 * 96 * 17 // 32, 2 * (2 * 96 + 64)
+    assert as_it_is["miss_bytes"] == as_it_is["misses"] * (codes + biases)
+    for got in (as_it_is, converted):
+        assert got["model"]["expert_format"] == "mxfp4"
 
 
 def test_more_threads_than_cores_are_used_and_said(tiny, capsys) -> None:

@@ -91,8 +91,8 @@ def assert_records_are(records: Any, experts: list[list[np.ndarray]]) -> None:
     slot = np.full(layout.nbytes, 0xAB, np.uint8)
     for expert in (2, 0):
         records.load(0, expert, slot)
-        *matrices, gate_bias, up_bias, down_bias = experts[expert]
-        wanted = pack_record(*matrices, layout, biases=(gate_bias, up_bias, down_bias))
+        gate, up, down, *biases = experts[expert]
+        wanted = pack_record(gate, up, down, layout, biases=biases)
         np.testing.assert_array_equal(slot, wanted)
     records.close()
 
@@ -151,7 +151,7 @@ def test_a_converted_model_has_the_same_records_and_can_be_written_back(
     for expert in range(EXPERTS):
         theirs.load(0, expert, slots[0])
         ours.load(0, expert, slots[1])
-        np.testing.assert_array_equal(*slots)
+        np.testing.assert_array_equal(slots[0], slots[1])
     ours.close()
     theirs.close()
     export_checkpoint(container, plan, tmp_path / "back")

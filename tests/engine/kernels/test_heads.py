@@ -46,8 +46,10 @@ class Cache:
 class Model:
     """Rows of heads that go through `add_heads` and `add_attend` together."""
 
-    def __init__(self, fmt: str, dims: int, heads: int = 6, kv: int = 2, seed: int = 0) -> None:
-        self.fmt, self.dims, self.heads, self.kv = fmt, dims, heads, kv
+    def __init__(
+        self, fmt: str, dims: int, heads: int = 6, kv: int = 2, seed: int = 0, window: int = 0
+    ) -> None:
+        self.fmt, self.dims, self.heads, self.kv, self.window = fmt, dims, heads, kv, window
         self.n = 70
         self.q = normal(self.n, heads * dims, seed=seed)
         self.k = normal(self.n, kv * dims, seed=seed + 1)
@@ -81,7 +83,7 @@ class Model:
         add_attend(
             builder,
             n,
-            AttendShape(self.heads, self.kv, self.dims, self.dims),
+            AttendShape(self.heads, self.kv, self.dims, self.dims, self.window),
             rows_of(q),
             KV_KIND[self.fmt],
             self.keys.part,
@@ -141,6 +143,21 @@ def test_attention_over_a_cache_equals_its_twin(fmt: str, bound: float, dims: in
         dims**-0.5,
     )
     assert np.abs(found - whole).max() < 10 * bound  # of what was put in
+
+
+@pytest.mark.usefixtures("split_everything")
+@pytest.mark.parametrize("fmt", ["f16", "q8"])
+@pytest.mark.parametrize("window", [1, 20, 40])
+def test_a_window_begins_anywhere_in_a_widened_block(fmt: str, window: int, pair: Workers):
+    """Heads this wide are widened a part of a block at a time."""
+    model = Model(fmt, 256, window=window)
+    found = model.run(0, model.n, pair)
+    single = np.concatenate([model.run(i, 1, pair) for i in range(model.n)])
+    assert found.tobytes() == single.tobytes()
+    model.run(0, model.n, pair)
+    keys, values = (cache.values().transpose(1, 0, 2) for cache in (model.keys, model.values))
+    exact = naive.attend(model.turned, keys, values, 0, 256**-0.5, window)
+    np.testing.assert_allclose(found, exact, atol=3e-6)
 
 
 @pytest.mark.parametrize("fmt", ["f16", "q8"])

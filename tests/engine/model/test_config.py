@@ -179,6 +179,12 @@ def test_windows_and_limits_that_cannot_be_are_refused(wrong):
     assert next(iter(wrong)) in complaint(tiny_config("gpt_oss", **wrong))
 
 
+def test_layers_with_a_window_need_one():
+    assert "sliding_window is None" in complaint(tiny_config("gpt_oss") | {"sliding_window": None})
+    full = {"sliding_window": None, "layer_types": ["full_attention"] * 3}
+    assert read_config(tiny_config("gpt_oss") | full, "x").windows == (0, 0, 0)
+
+
 def test_rope_that_differs_between_layers_is_refused():
     raw = tiny_config("qwen3_moe", rope_parameters={"full_attention": {"rope_theta": 1e6}})
     assert "differs between layers" in complaint(raw)
