@@ -52,9 +52,7 @@ def hits_of(chosen: Ints, experts: int, slots: int, warming: int = 0) -> tuple[i
         hit = (last >= 0) & (newer < slots)
         if token >= warming:
             hits += int(hit.sum())
-        order = np.argsort(~hit, axis=1, kind="stable")  # hits, then misses, both ascending
-        clock = token * top_k + np.arange(top_k)
-        touched[lane, np.take_along_axis(ids, order, axis=1)] = clock
+        touched[lane, ids] = token * top_k + np.arange(top_k)
     return hits, layers * (tokens - warming) * top_k
 
 

@@ -1,7 +1,8 @@
 """The same weights as a GGUF, for other programs to run.
 
 The rule of this file: nothing is quantised here. A q4 block's values -8..7 with one f16 scale per
-32 columns are GGUF's Q4_0 exactly, q8 values its Q8_0; the bytes are only put in its order. Tensors
+32 columns are GGUF's Q4_0 exactly, q8 values its Q8_0, mxfp4 codes its MXFP4; the bytes are only put
+in its order. Tensors
 are written where they belong as they come, so memory is bounded by one block of rows.
 """
 
@@ -24,6 +25,7 @@ from diskmoe.experts.formats import FORMATS, round_to_bf16
 _TYPES = {
     "q4": gguf.GGMLQuantizationType.Q4_0,
     "q4g64": gguf.GGMLQuantizationType.Q4_0,  # two groups of 32 with one scale
+    "mxfp4": gguf.GGMLQuantizationType.MXFP4,
     "q8": gguf.GGMLQuantizationType.Q8_0,
     "bf16": gguf.GGMLQuantizationType.BF16,
     "f32": gguf.GGMLQuantizationType.F32,
@@ -41,11 +43,12 @@ def ggml_bytes(block: Block) -> npt.NDArray[np.uint8]:
     rows, cols = values.shape
     groups = cols // _BLOCK
     scales = np.repeat(block.scales, block.group // _BLOCK, axis=1)[:, :, None].view(np.uint8)
-    grouped = values.reshape(rows, groups, _BLOCK)
-    if FORMATS[block.format].weight_bits == 8:
-        quants = grouped.view(np.uint8)
-    else:
-        unsigned = (grouped + np.int8(8)).view(np.uint8)
+    quants = values.reshape(rows, groups, _BLOCK).view(np.uint8)
+    if FORMATS[block.format].weight_bits == 4:
+        unsigned = quants + np.uint8(8)
+        if block.format == "mxfp4":
+            codes, exponents = block.codes()
+            unsigned, scales = codes.reshape(quants.shape), exponents[:, :, None]
         quants = unsigned[..., :16] | (unsigned[..., 16:] << np.uint8(4))
     return np.concatenate([scales, quants], axis=2).reshape(-1)
 
@@ -88,6 +91,7 @@ class GgufFile:
 
     def _gguf_name(self, name: str) -> str:
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        name = name.replace("self_attn.sinks", "self_attn.sinks.weight")
         found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
         if found is None:
             raise ValueError(f"GGUF has no name for {name}")
@@ -185,6 +189,14 @@ def _describe(
         writer.add_expert_weights_norm(config.renorm)
     if config.clip_qkv is not None:
         writer.add_clamp_kqv(config.clip_qkv)
+    if any(config.windows):
+        writer.add_sliding_window(max(config.windows))
+    if config.yarn is not None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.yarn.factor)
+        writer.add_rope_scaling_orig_ctx_len(config.yarn.trained)
+        writer.add_rope_scaling_yarn_beta_fast(config.yarn.fast)
+        writer.add_rope_scaling_yarn_beta_slow(config.yarn.slow)
     _add_tokenizer(writer, config.vocab)
 
 

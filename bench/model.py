@@ -31,7 +31,7 @@ from diskmoe.engine.model.families import FAMILIES
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.checkpoint import DenseTensor, TensorPlan
 from diskmoe.experts.formats import FORMATS
-from diskmoe.experts.tiles import record_layout
+from diskmoe.experts.tiles import RecordLayout, record_layout
 
 MARK = "diskmoe_synth"  # the key of config.json that tells a synthetic model
 STREAMS = 8  # places in the vocabulary where the card's tokens begin
@@ -105,6 +105,12 @@ class Synthetic:
             for layer in self.config.moe_layers
         ]
 
+    @property
+    def record_layout(self) -> RecordLayout:
+        config = self.config
+        sizes = (config.hidden, config.expert_width)
+        return record_layout(self.expert_format, *sizes, config.expert_bias)
+
     # ---- tensors ---------------------------------------------------------------------------------
 
     def matrix(self, tensor: DenseTensor) -> Iterator[Block]:
@@ -133,9 +139,9 @@ class Synthetic:
             yield Block(block.format, block.first_row, values, scales)
 
     def vector(self, tensor: DenseTensor) -> npt.NDArray[np.float32]:
-        """A norm (ones), a bias (zeros) or a router."""
+        """A norm (ones), biases or sinks (zeros) or a router."""
         names = FAMILIES[self.config.family].names
-        if tensor.name.endswith((names.correction_bias, ".bias")):
+        if tensor.name.endswith((names.correction_bias, names.sinks, ".bias")):
             return np.zeros(tensor.shape, np.float32)
         if not tensor.name.endswith(names.router):
             return np.ones(tensor.shape, np.float32)
@@ -171,7 +177,7 @@ class Synthetic:
         ]
         slots = card_slots(config.experts, config.top_k)
         unique, rates = measure(np.concatenate(stretches), config.experts, slots)
-        nbytes = record_layout(self.expert_format, config.hidden, config.expert_width).nbytes
+        nbytes = self.record_layout.nbytes
         return Card(
             self.routing.text, config.experts, config.top_k, unique, rates, nbytes, total_bytes
         )

@@ -2,7 +2,8 @@
 
 Each is the model's own ``config.json`` as far as it says anything about shapes and arithmetic, so
 that a synthetic model goes through the same code as the real one. Sources: the configs published
-with the models (Qwen/Qwen3-30B-A3B, allenai/OLMoE-1B-7B-0924, zai-org/GLM-4.5-Air).
+with the models (Qwen/Qwen3-30B-A3B, allenai/OLMoE-1B-7B-0924, zai-org/GLM-4.5-Air,
+openai/gpt-oss-20b).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from types import MappingProxyType
 from typing import Any
 
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.model.families import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -129,28 +129,37 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
             },
             "glm4moe",
         ),
+        "gpt-oss-20b": Shape(
+            "gpt-oss-20b",
+            {
+                **_COMMON,
+                "architectures": ["GptOssForCausalLM"],
+                "model_type": "gpt_oss",
+                "vocab_size": 201088,
+                "hidden_size": 2880,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 64,
+                "num_key_value_heads": 8,
+                "head_dim": 64,
+                "intermediate_size": 2880,
+                "num_local_experts": 32,
+                "num_experts_per_tok": 4,
+                "sliding_window": 128,
+                "swiglu_limit": 7.0,
+                "attention_bias": True,
+                "max_position_embeddings": 131072,
+                "rope_theta": 150000,
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 32.0,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                    "original_max_position_embeddings": 4096,
+                    "truncate": False,
+                },
+                "rms_norm_eps": 1e-5,
+            },
+            "gpt-oss",
+        ),
     }
 )
-
-# known, but of a family whose blocks the engine does not have yet: {name: (family, what is missing)}
-NOT_YET: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "gpt-oss-20b": (
-            "gpt_oss",
-            "attention sinks, sliding windows, biases of experts and its clamped activation",
-        )
-    }
-)
-
-
-def shape_named(name: str) -> Shape:
-    """The shape `name`. BadRequest for a family that this version cannot run."""
-    if name in NOT_YET:
-        family, missing = NOT_YET[name]
-        raise BadRequest(
-            f"--like {name}: family {family} cannot be run by this version ({missing}), so no "
-            f"model of it is written; there are {', '.join(SHAPES)}"
-        )
-    shape = SHAPES[name]
-    assert shape.config["model_type"] in FAMILIES
-    return shape

@@ -21,9 +21,9 @@ noise. With --gguf the same weights, equal to the bit, go into a file for other 
 Prints a card: how many experts a layer uses over 128 tokens, and how often a least recently used
 store of 8, 16, 32 or 64 slots would have had them.
 
-  --like SHAPE       qwen3-30b-a3b, olmoe or glm-4.5-air (gpt-oss-20b: not yet)
+  --like SHAPE       qwen3-30b-a3b, olmoe, glm-4.5-air or gpt-oss-20b
   --out DIR          a new directory, a diskmoe model
-  --gguf FILE        also as GGUF: q4 becomes Q4_0, q8 Q8_0, bit for bit
+  --gguf FILE        also as GGUF: q4 becomes Q4_0, q8 Q8_0, mxfp4 MXFP4, bit for bit
   --layers N         default: as many as the model has
   --vocab N          token ids, from 512 on; default: as many as the model has
   --routing R        how experts are chosen (default uniform):
@@ -31,7 +31,7 @@ store of 8, 16, 32 or 64 slots would have had them.
                      zipf:S     the expert of rank r is drawn with weight r**-S
                      sticky     like Qwen3-30B-A3B: hits .38 .53 .65 .73 .85 at 1 2 3 4 6 x top-k
                      sticky:P   a token shares P of its experts with the one before
-  --experts FORMAT   q4 (default), q8, bf16, f32, and q4g64 where the engine has it
+  --experts FORMAT   q4 (default), q4g64, mxfp4, q8, bf16, f32
   --dense FORMAT     q8 (default), q4, bf16, f32
   --seed N           other weights, other routing (default 0)
   --threads N        threads that make weights (default: usable cores)
@@ -61,10 +61,9 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     for flag in ("--like", "--out"):
         if not line.flags.get(flag):
             raise BadRequest(f"bench synth needs {flag}; see diskmoe bench synth --help")
-    from diskmoe.bench.shapes import NOT_YET, SHAPES, shape_named
+    from diskmoe.bench.shapes import SHAPES
 
-    name = line.one_of("--like", [*SHAPES, *NOT_YET], "")
-    shape = shape_named(name)
+    shape = SHAPES[line.one_of("--like", list(SHAPES), "")]
     layers = line.whole("--layers", 1, 1024, 0) or None
     vocab = line.whole("--vocab", 512, 1 << 20, 0) or None
     seed = line.whole("--seed", 0, 2**31 - 1, 0)
@@ -78,7 +77,8 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
 
     formats = writable_formats()
     experts = line.one_of("--experts", formats, "q4")
-    dense = line.one_of("--dense", [fmt for fmt in formats if fmt != "q4g64"], "q8")
+    for_experts = ("q4g64", "mxfp4")
+    dense = line.one_of("--dense", [fmt for fmt in formats if fmt not in for_experts], "q8")
     routing = line.flags.get("--routing", "uniform")
     model = Synthetic.make(shape, layers, routing, experts, dense, seed, vocab)
     config = model.config

@@ -5,7 +5,8 @@ integers and scales goes into both files, so our container and a GGUF hold the s
 bit. Integers have a mean of zero: with another mean all neurons would see the same direction.
 
 Weights of four bits are symmetric, as a GGUF's Q4_0 is: code 8 is zero. Their scales are up to 128
-times a power of two, so that our scales of 8 bits hold them, and f16 too.
+times a power of two, so that our scales of 8 bits hold them, and f16 too. MXFP4's numbers are held
+doubled, as integers, with half of their scales.
 """
 
 from __future__ import annotations
@@ -30,15 +31,25 @@ from diskmoe.experts.tiles import (
 Values = npt.NDArray[np.int8]
 Scales = npt.NDArray[np.float16]
 
-WRITABLE = ("q4", "q4g64", "q8", "bf16", "f32")  # of these, the ones that FORMATS has
+WRITABLE = ("q4", "q4g64", "mxfp4", "q8", "bf16", "f32")  # of these, the ones that FORMATS has
 ROW_BLOCK = 4096  # rows of a matrix that are in memory at a time
 
 # sixteen and 256 equally likely values, each set with a mean of 0
 _NIBBLES = np.array([-8, -6, -4, -3, -2, -1, -1, 0, 0, 1, 1, 2, 3, 5, 6, 7], np.int8)
 _BYTES = np.arange(-128, 128).astype(np.int8)
 _BYTES[0] = 0  # -128 has no counterpart, and no place in q8
-# a byte of randomness makes two values: they lie side by side in what the table gives
-_PAIRS = np.stack([np.repeat(_NIBBLES, 16), np.tile(_NIBBLES, 16)], axis=1).copy().view("<u2")[:, 0]
+_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # doubled
+_E2M1_CODES = np.zeros(25, np.uint8)  # by doubled number + 12
+_E2M1_CODES[_E2M1 + 12] = np.where(_E2M1, np.arange(16), 0)
+
+
+def _pairs(values: Values) -> npt.NDArray[np.uint16]:
+    """What a byte of randomness makes of these sixteen: two values, side by side."""
+    return np.stack([np.repeat(values, 16), np.tile(values, 16)], axis=1).copy().view("<u2")[:, 0]
+
+
+_NIBBLE_PAIRS = _pairs(_NIBBLES)
+_E2M1_PAIRS = _pairs(_E2M1)
 _STEPS = np.linspace(0.75, 1.25, 256)  # scales differ from group to group
 
 
@@ -74,7 +85,14 @@ class Block:
             return pack(self.f32(), layout)
         if FORMATS[self.format].two_level:
             return pack_values(self._two_level(), layout)
+        if self.format == "mxfp4":
+            return pack_values(Quantised(*self.codes()), layout)
         return pack_values(Quantised(self.values, self.scales), layout)
+
+    def codes(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """An mxfp4 block in the format's own numbers: e2m1 codes and e8m0 scales."""
+        _, exponents = np.frexp(self.scales)  # of halves of powers of two, as values are doubled
+        return _E2M1_CODES[self.values + np.int8(12)], (exponents + 127).astype(np.uint8)
 
     def _two_level(self) -> Quantised:
         """The same weights with a power of two for each row: a multiple of it makes every scale."""
@@ -108,9 +126,10 @@ class RandomWeights:
             raise ValueError(f"{name}: {cols} columns are no multiple of the group")
         rng = self._generator(name, first_row)
         if FORMATS[fmt].weight_bits == 4:
+            pairs, of = (_E2M1_PAIRS, _E2M1) if fmt == "mxfp4" else (_NIBBLE_PAIRS, _NIBBLES)
             raw = np.frombuffer(rng.bytes(rows * cols // 2), np.uint8)
-            values = _PAIRS[raw].view(np.int8).reshape(rows, cols)
-            spread = float(_NIBBLES.std())
+            values = pairs[raw].view(np.int8).reshape(rows, cols)
+            spread = float(of.std())
         else:
             raw = np.frombuffer(rng.bytes(rows * cols), np.uint8)
             values = _BYTES[raw].reshape(rows, cols)
@@ -120,7 +139,11 @@ class RandomWeights:
             power = np.full((rows, 1), 2.0 ** np.round(np.log2(scale)), np.float16)
             return Block(fmt, first_row, values, power)
         steps = _STEPS * scale
-        if FORMATS[fmt].two_level:
+        if fmt == "mxfp4":
+            low = 2.0 ** np.floor(np.log2(scale))  # powers of two, with the same mean square
+            upper = ((scale / low) ** 2 - 1) / 3
+            steps = np.where(np.arange(len(_STEPS)) < upper * len(_STEPS), 2 * low, low)
+        elif FORMATS[fmt].two_level:
             _, exponent = np.frexp(steps.max())
             steps = np.ldexp(np.rint(np.ldexp(steps, 7 - exponent)), exponent - 7)
         steps = steps.astype(np.float16)

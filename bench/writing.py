@@ -23,7 +23,7 @@ from diskmoe.bench.gguf_out import GgufFile, ggml_bytes
 from diskmoe.bench.model import Synthetic
 from diskmoe.bench.weights import Block, packed_parts
 from diskmoe.engine.errors import BadOutput, DiskFull, WriteFailed
-from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.families import FAMILIES, Names
 from diskmoe.experts.budget import shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, DenseTensor
 from diskmoe.experts.container import DENSE_NAME, experts_name
@@ -123,7 +123,9 @@ class _Job:
         outer = (plan.n_experts, plan.hidden, plan.ffn)
         for layer in model.config.moe_layers:
             for name, shape in zip(_stacked(model, layer), (inner, inner, outer), strict=True):
-                gguf.declare(name, model.expert_format, shape)
+                gguf.declare(name + ".weight", model.expert_format, shape)
+                if plan.biased:  # zeros, as the file is before anything is put there
+                    gguf.declare(name + ".bias", None, shape[:2])
 
     def write_layer(self, layer: int, threads: int) -> None:
         """The records of a layer, and the same experts into the GGUF."""
@@ -138,7 +140,7 @@ class _Job:
                 writer.write(record)
                 if self._gguf is not None:
                     for name, part in zip(names, stored, strict=True):
-                        self._gguf.put(name, number * part.nbytes, part)
+                        self._gguf.put(name + ".weight", number * part.nbytes, part)
                 self._advance(record.nbytes, f"layer {layer}")
             writer.finish(self.manifest.metadata(layer, writer.checksums))
 
@@ -280,7 +282,7 @@ def _refuse_full_disks(needed: list[tuple[Path, Path, int]]) -> None:
 
 
 def _record(blocks: Expert, layout: RecordLayout) -> Bytes:
-    """An expert's record u8 (layout.nbytes,)."""
+    """An expert's record u8 (layout.nbytes,); biases are zeros."""
     record = aligned_zeros(layout.nbytes)
     for block, (part, begin, end) in zip(blocks, layout.parts(), strict=True):
         record[begin:end] = block.packed(part)
@@ -288,11 +290,12 @@ def _record(blocks: Expert, layout: RecordLayout) -> Bytes:
 
 
 def _stacked(model: Synthetic, layer: int) -> tuple[str, str, str]:
-    """The names that the experts of a layer, stacked, would have in a checkpoint."""
+    """The names that gate, up and down of a layer, each stacked, would have in a checkpoint."""
     names = FAMILIES[model.config.family].names
     at = names.layer.format(L=layer)
+    parts = Names() if names.fused else names
     gate, up, down = (
-        at + name.replace(".{e}.", ".").removesuffix(".weight") + ".weight"
-        for name in (names.expert_gate, names.expert_up, names.expert_down)
+        at + name.replace(".{e}.", ".").removesuffix(".weight")
+        for name in (parts.expert_gate, parts.expert_up, parts.expert_down)
     )
     return gate, up, down

@@ -29,7 +29,8 @@ def convert_model(
 ) -> None:
     """Converts a Hugging Face directory, with the plan first and progress on the way.
 
-    A format of None keeps the checkpoint's own precision.
+    A format of None keeps the checkpoint's own precision. Experts "auto": q4, or as they are where
+    the model was trained in four bits.
 
     Raises:
         BadModel, BadOutput, DiskFull, WriteFailed: one line each; see ``diskmoe.experts.convert``.
@@ -39,6 +40,8 @@ def convert_model(
     checkpoint = Checkpoint.open(source)
     config = read_config(checkpoint.config, str(source / "config.json"))
     plan = tensor_plan(config, checkpoint.has)
+    if experts == "auto":
+        experts = None if config.expert_codes else "q4"
     given = sum(checkpoint.info(name).nbytes for name in checkpoint.names)
     say(
         f"convert   {config.family}, {config.layers} layers, {config.experts} experts: "

@@ -94,7 +94,7 @@ def decode(
             ``"context full"`` or, when the caller stops early, ``"stopped"``.
         on_prefill: called with (rows done, rows in all) after each layer of a chunk; a layer counts
             as its share of the chunk's rows.
-        on_forward: called after each forward of decoding.
+        on_forward: called after each forward, a prompt's chunks among them.
 
     Raises:
         BadRequest: see ``check_prompt``.
@@ -105,7 +105,7 @@ def decode(
     stats.stop_reason = "stopped"
     started = time.perf_counter()
     target.kv.trim(reused)
-    _prefill(target, prompt_ids, reused, prefill_chunk, stats, on_prefill)
+    _prefill(target, prompt_ids, reused, prefill_chunk, stats, on_prefill, on_forward)
     decode_started = time.perf_counter()
     stops = frozenset(stop_ids)
     pending = int(prompt_ids[-1])
@@ -145,6 +145,7 @@ def _prefill(
     chunk: int,
     stats: RunStats,
     on_prefill: Callable[[int, int], None] | None,
+    on_forward: Callable[[], None],
 ) -> None:
     started = time.perf_counter()
     rows = len(prompt_ids) - 1
@@ -154,6 +155,7 @@ def _prefill(
         if on_prefill:
             tell = partial(_tell_layer, on_prefill, begin, end, rows)
         _forward(target, prompt_ids[begin:end], "none", stats.prefill, tell)
+        on_forward()
         stats.prefill.seconds = time.perf_counter() - started
 
 

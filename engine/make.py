@@ -26,7 +26,7 @@ def convert_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> i
         raise BadRequest(
             f"convert takes two directories, SRC and OUT, and got {len(places)}; see diskmoe --help"
         )
-    experts = _format(flags, "--experts", values["EXPERT_BITS"].value, "q4")
+    experts = _format(flags, "--experts", values["EXPERT_BITS"].value, "auto")
     dense = _format(flags, "--dense", values["DENSE_BITS"].value, "q8")
     source, out = (as_path(place) for place in places)
     out = out.resolve()

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.experts.errors import BadModel
+from diskmoe.experts.formats import GROUP
 from diskmoe.experts.safetensors_io import (
     FLOAT_DTYPES,
     Header,
@@ -37,6 +38,8 @@ SINGLE_NAME = "model.safetensors"
 JSON_LIMIT = 64_000_000  # bytes of config.json or an index; real ones have at most a few million
 ROW_BLOCK_BYTES = 16 << 20  # f32 bytes of a matrix that are in memory at a time while packing
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+CODE_DTYPES = ("U8",)
+ExpertForm = Literal["each", "fused", "codes"]
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
@@ -54,16 +57,26 @@ class DenseTensor:
 
 @dataclass(frozen=True)
 class ExpertTensors:
-    """Names of one layer's expert tensors, ``{e}`` standing for the expert's number."""
+    """Names of one layer's expert tensors, and the form they are in.
+
+    "each": three matrices an expert, gate, up (ffn, hidden), down (hidden, ffn), with ``{e}`` in
+    the names standing for the expert's number.
+    "fused": input-major tensors of all experts. gate and up are the even and the odd columns of one
+    (experts, hidden, 2 * ffn); down is (experts, ffn, hidden).
+    "codes": the same as MXFP4, output-major: the name + ``_blocks`` (experts, rows, cols / 32, 16),
+    two codes a byte, the lower one first, and ``_scales`` (experts, rows, cols / 32).
+    In the last two, biases are called the name + ``_bias``, (experts, rows).
+    """
 
     layer: int
-    gate: str  # (ffn, hidden)
-    up: str  # (ffn, hidden)
-    down: str  # (hidden, ffn)
+    gate: str
+    up: str
+    down: str
     mtp: bool = False  # of an MTP layer: never below int8
+    form: ExpertForm = "each"
 
     def names(self, expert: int) -> tuple[str, str, str]:
-        """The names of gate, up, down of one expert."""
+        """The names of gate, up, down of one expert; fused gate and up have the same."""
         number = str(expert)
         gate, up, down = (t.replace("{e}", number) for t in (self.gate, self.up, self.down))
         return gate, up, down
@@ -79,19 +92,39 @@ class TensorPlan:
     ffn: int
     dense: tuple[DenseTensor, ...]
     experts: tuple[ExpertTensors, ...]
+    biased: bool = False  # whether gate, up and down of experts have biases
 
     @property
     def n_tensors(self) -> int:
-        return len(self.dense) + 3 * len(self.experts) * self.n_experts
+        counts = {"each": 3 * self.n_experts, "fused": 2, "codes": 4}
+        biases = 2 if self.biased else 0
+        return len(self.dense) + sum(counts[layer.form] + biases for layer in self.experts)
 
-    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of every tensor, one by one: a config.json may claim any number."""
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
+        """(name, shape, possible dtypes) of every tensor, one by one: there may be very many."""
         for tensor in self.dense:
-            yield tensor.name, tensor.shape
-        inner, down = (self.ffn, self.hidden), (self.hidden, self.ffn)
+            yield tensor.name, tensor.shape, FLOAT_DTYPES
         for layer in self.experts:
+            yield from self._expert_tensors(layer)
+
+    def _expert_tensors(
+        self, layer: ExpertTensors
+    ) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
+        inner, down = (self.ffn, self.hidden), (self.hidden, self.ffn)
+        if layer.form == "each":
             for expert in range(self.n_experts):
-                yield from zip(layer.names(expert), (inner, inner, down), strict=True)
+                for name, shape in zip(layer.names(expert), (inner, inner, down), strict=True):
+                    yield name, shape, FLOAT_DTYPES
+            return
+        for name, (rows, cols) in ((layer.gate, (2 * self.ffn, self.hidden)), (layer.down, down)):
+            if layer.form == "fused":
+                yield name, (self.n_experts, cols, rows), FLOAT_DTYPES
+            else:
+                groups = (self.n_experts, rows, cols // GROUP)
+                yield name + "_blocks", (*groups, GROUP // 2), CODE_DTYPES
+                yield name + "_scales", groups, CODE_DTYPES
+            if self.biased:
+                yield name + "_bias", (self.n_experts, rows), FLOAT_DTYPES
 
 
 class Checkpoint:
@@ -172,25 +205,28 @@ class Checkpoint:
         return out
 
     def verify(self, plan: TensorPlan) -> None:
-        """Every planned tensor is there, in a float type and of the right shape, or BadModel."""
-        missing = next((name for name, _ in plan.tensors() if name not in self._infos), None)
+        """Every planned tensor is there, of a right type and of the right shape, or BadModel."""
+        missing = next((name for name, *_ in plan.tensors() if name not in self._infos), None)
         if missing is not None:
             raise BadModel(
                 f"{self.path}: tensor {shown(missing)}{_layer_of(missing)} is missing; "
                 f"config.json asks for {plan.n_tensors} tensors, the {len(self.files)} safetensors "
                 f"files have {len(self._infos)}: fetch the model again, or config.json is not its"
             )
-        for name, shape in plan.tensors():
-            info = self._float_info(name)
+        for name, shape, dtypes in plan.tensors():
+            info = self._typed_info(name, dtypes)
             if info.shape != tuple(shape):
                 raise BadModel(self._wrong_shape(info, shape))
 
     def _float_info(self, name: str) -> TensorInfo:
+        return self._typed_info(name, FLOAT_DTYPES)
+
+    def _typed_info(self, name: str, dtypes: tuple[str, ...]) -> TensorInfo:
         info = self.info(name)
-        if info.dtype not in FLOAT_DTYPES:
+        if info.dtype not in dtypes:
             raise BadModel(
                 f"{info.path}: tensor {shown(name)}{_layer_of(name)} has dtype {info.dtype}; this "
-                f"version reads {', '.join(FLOAT_DTYPES)}: fetch an unquantised release"
+                f"version reads {', '.join(dtypes)} there: fetch an unquantised release"
             )
         return info
 

@@ -11,11 +11,12 @@ and offsets against the layouts that they must have. Each file's ``__metadata__`
 
 * all files: ``format_version``, ``source`` (fingerprint of what was converted, and how),
   ``config`` (digest of config.json: other numbers there would give other text without a word),
-  ``checksums`` = JSON {record or tensor name: BLAKE2b-64 in hex} (earlier dense files have none)
-* experts: ``expert_format``, ``hidden``, ``ffn``, ``n_experts``, ``layers`` = JSON list of the one
-* dense: ``dense`` = JSON {name: {format, shape}} of the matrices, ``dense_format``,
-  ``expert_format``, ``hidden``, ``ffn``, ``n_experts``, ``layers`` = JSON list, ``mtp_layers`` =
-  JSON list of those that are MTP layers (q8 in a q4 model: four bits ruin a draft head)
+  ``checksums`` = JSON {record or tensor name: BLAKE2b-64 in hex} (earlier dense files have none),
+  ``expert_format``, ``hidden``, ``ffn``, ``n_experts``, ``biased`` = "1" where records have biases
+* experts: ``layers`` = JSON list of the one
+* dense: ``dense`` = JSON {name: {format, shape}} of the matrices, ``dense_format``, ``layers`` =
+  JSON list, ``mtp_layers`` = JSON list of those that are MTP layers (q8 in a q4 model: four bits
+  ruin a draft head)
 
 A record starts at a multiple of 4096 in its file and its length is one: a single aligned read.
 """
@@ -93,13 +94,14 @@ class Facts:
     mtp_layers: tuple[int, ...]
     config: str  # digest of config.json
     source: str
+    biased: bool = False  # whether records end with the biases of gate, up and down
 
     def format_of(self, layer: int) -> str:
         """The format of a layer's records."""
         return mtp_format(self.expert_format) if layer in self.mtp_layers else self.expert_format
 
     def record_layout_of(self, layer: int) -> RecordLayout:
-        return record_layout(self.format_of(layer), self.hidden, self.ffn)
+        return record_layout(self.format_of(layer), self.hidden, self.ffn, self.biased)
 
     def metadata(self) -> dict[str, str]:
         """The entries that every file of the container has."""
@@ -111,6 +113,7 @@ class Facts:
             "hidden": str(self.hidden),
             "ffn": str(self.ffn),
             "n_experts": str(self.n_experts),
+            **({"biased": "1"} if self.biased else {}),
         }
 
 
@@ -133,9 +136,12 @@ class Container:
         self.hidden = facts.hidden
         self.ffn = facts.ffn
         self.n_experts = facts.n_experts
+        self.biased = facts.biased
         self.layers = facts.layers
         self.source = facts.source
-        self.record_layout = record_layout(facts.expert_format, facts.hidden, facts.ffn)
+        self.record_layout = record_layout(
+            facts.expert_format, facts.hidden, facts.ffn, facts.biased
+        )
         self._facts = facts
         self.expert_files = [path / experts_name(layer) for layer in facts.layers]
         self._dense = dense
@@ -224,10 +230,18 @@ class Container:
         self, layer: int, expert: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """gate (ffn, hidden), up (ffn, hidden), down (hidden, ffn) as the numbers they stand for."""
+        record = self._read_record(layer, expert)
+        return unpack_record(record, self._facts.record_layout_of(layer))
+
+    def _read_record(self, layer: int, expert: int) -> Bytes:
         path, offset, nbytes = self.record(layer, expert)
         record = aligned_zeros(nbytes)
         read_into(path, offset, record)
-        return unpack_record(record, self._facts.record_layout_of(layer))
+        return record
+
+    def expert_biases(self, layer: int, expert: int) -> tuple[npt.NDArray[np.float32], ...]:
+        """Of gate (ffn,), up (ffn,) and down (hidden,); an empty tuple where experts have none."""
+        return self._facts.record_layout_of(layer).biases(self._read_record(layer, expert))
 
     def record_piece(self, layer: int, expert: int) -> Piece:
         """Where an expert's record lies, with its checksum."""
@@ -268,6 +282,7 @@ def read_facts(dense: Header) -> Facts:
         mtp_layers=mtp_layers,
         config=_text(dense, "config"),
         source=_text(dense, "source"),
+        biased=dense.metadata.get("biased") == "1",
     )
 
 
@@ -381,7 +396,7 @@ def check_expert_file(header: Header, layer: int, facts: Facts) -> list[Piece]:
     if _int_list(header, "layers") != [layer]:
         raise BadModel(f"{header.path}: holds layers {header.metadata['layers']}, not {layer}")
     sums = _checksums(header)
-    nbytes = record_layout(facts.expert_format, facts.hidden, facts.ffn).nbytes
+    nbytes = facts.record_layout_of(layer).nbytes
     if len(header.tensors) < facts.n_experts:
         raise BadModel(
             f"{header.path}: {len(header.tensors)} records, layer {layer} has {facts.n_experts} "

@@ -9,12 +9,13 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.checkpoint import TensorPlan
+from diskmoe.experts.checkpoint import ExpertTensors, TensorPlan
 from diskmoe.experts.container import Container
 from diskmoe.experts.convert import side_files
 from diskmoe.experts.errors import BadOutput
@@ -31,12 +32,10 @@ def export_checkpoint(container: Container, plan: TensorPlan, out: Path) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadOutput(f"{out}: is in use; name a new directory")
     out.mkdir(parents=True, exist_ok=True)
-    specs = [TensorSpec(tensor.name, "F32", tensor.shape) for tensor in plan.dense]
-    inner, down = (plan.ffn, plan.hidden), (plan.hidden, plan.ffn)
-    for layer in plan.experts:
-        for expert in range(plan.n_experts):
-            shapes = zip(layer.names(expert), (inner, inner, down), strict=True)
-            specs += [TensorSpec(name, "F32", shape) for name, shape in shapes]
+    forms = {"each": "each", "fused": "fused", "codes": "fused"}  # codes have no place in f32
+    experts = tuple(replace(layer, form=forms[layer.form]) for layer in plan.experts)
+    plan = replace(plan, experts=experts)
+    specs = [TensorSpec(name, "F32", shape) for name, shape, _ in plan.tensors()]
     metadata = {"format": "pt"}
     with closing(SafetensorsWriter(out / FILE_NAME, specs, metadata)) as writer:
         for array in _arrays(container, plan):
@@ -46,6 +45,7 @@ def export_checkpoint(container: Container, plan: TensorPlan, out: Path) -> int:
         (out / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(container.path / name, out / name)
     config = {**container.config, "dtype": "float32", "torch_dtype": "float32"}
+    config.pop("quantization_config", None)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return sum(spec.nbytes for spec in specs)
 
@@ -54,5 +54,25 @@ def _arrays(container: Container, plan: TensorPlan) -> Iterator[npt.NDArray[np.f
     for tensor in plan.dense:
         yield container.f32(tensor.name)
     for layer in plan.experts:
+        if layer.form == "fused":
+            yield from _fused(container, plan, layer)
+            continue
         for expert in range(plan.n_experts):
             yield from container.expert_f32(layer.layer, expert)
+
+
+def _fused(
+    container: Container, plan: TensorPlan, layer: ExpertTensors
+) -> Iterator[npt.NDArray[np.float32]]:
+    """The tensors of all experts of a layer, expert by expert: gate and up, biases, down, biases."""
+    numbers = range(plan.n_experts)
+    biases = [container.expert_biases(layer.layer, expert) for expert in numbers]
+    for expert in numbers:
+        gate, up, _ = container.expert_f32(layer.layer, expert)
+        yield np.stack([gate.T, up.T], axis=2)  # (hidden, ffn, 2): columns alternate
+    if plan.biased:
+        yield from (np.stack([gate, up], axis=1) for gate, up, _ in biases)
+    for expert in numbers:
+        yield np.ascontiguousarray(container.expert_f32(layer.layer, expert)[2].T)
+    if plan.biased:
+        yield from (down for _, _, down in biases)

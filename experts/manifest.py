@@ -57,6 +57,7 @@ class Manifest:
             mtp_layers=tuple(sorted(layer.layer for layer in plan.experts if layer.mtp)),
             config=config_digest(checkpoint.config),
             source="",
+            biased=plan.biased,
         )
         self.facts = replace(facts, source=_fingerprint(checkpoint, plan, facts))
         self.layouts = {

@@ -8,9 +8,6 @@ import queue
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from diskmoe.experts.arena import Arena
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.checksums import checksum
@@ -19,9 +16,10 @@ from diskmoe.experts.direct import DirectMode, direct_way, probe_direct
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import mtp_format
 from diskmoe.experts.pacer import Pacer
-from diskmoe.experts.reader import FileReader, through_nbytes
-from diskmoe.experts.safetensors_io import as_f32, numpy_dtype, shown
-from diskmoe.experts.tiles import Bytes, RecordLayout, pack, packing_bytes, record_layout
+from diskmoe.experts.reader import FileReader
+from diskmoe.experts.safetensors_io import TensorInfo
+from diskmoe.experts.stored import StoredExperts
+from diskmoe.experts.tiles import PAGE, Bytes, RecordLayout, record_layout
 
 
 class RecordSource(Protocol):
@@ -125,16 +123,15 @@ class ContainerRecords:
 
 
 def own_expert_format(checkpoint: Checkpoint, plan: TensorPlan) -> str:
-    """The format that keeps the experts' own precision: "bf16", or "f32" for F32 and F16."""
-    # the experts of a layer share their type: one speaks for all
-    names = [name for layer in plan.experts for name in layer.names(0)]
-    return "bf16" if {checkpoint.own_format(name) for name in names} == {"bf16"} else "f32"
+    """The format that keeps the experts' own numbers: mxfp4, bf16, or f32 for F32 and F16."""
+    own = {StoredExperts(checkpoint, plan, layer).own_format() for layer in plan.experts}
+    return own.pop() if len(own) == 1 else "f32"
 
 
 class CheckpointRecords:
-    """Records made on the way in from an unconverted model: three reads and a packing per expert.
+    """Records made on the way in from an unconverted model: a few reads and a packing per expert.
 
-    `fmt` None keeps the experts' own precision exactly (bf16, or f32 for F32 and F16 sources).
+    `fmt` None keeps the experts' own numbers exactly (`own_expert_format`).
     `io_threads` is how many loads run at once; each has a buffer for one matrix. Tensors lie anyhow
     in their files: a direct read takes the pages around one. `why` is the reason for a `direct`
     other than "auto".
@@ -150,79 +147,62 @@ class CheckpointRecords:
         pacer: Pacer | None = None,
         why: str = "",
     ) -> None:
-        self._names = {layer.layer: layer for layer in plan.experts}
+        self._stored = {
+            layer.layer: StoredExperts(checkpoint, plan, layer) for layer in plan.experts
+        }
+        self._mtp_layers = {layer.layer for layer in plan.experts if layer.mtp}
         fmt = fmt or own_expert_format(checkpoint, plan)
         self.expert_format = fmt
-        self.record_layout = record_layout(fmt, plan.hidden, plan.ffn)
-        self._mtp_layout = record_layout(mtp_format(fmt), plan.hidden, plan.ffn)
-        self.layers = tuple(self._names)
+        self.record_layout = record_layout(fmt, plan.hidden, plan.ffn, plan.biased)
+        self._mtp_layout = record_layout(mtp_format(fmt), plan.hidden, plan.ffn, plan.biased)
+        self.layers = tuple(self._stored)
         self.n_experts = plan.n_experts
-        self._checkpoint = checkpoint
         self.files = tuple(header.path for header in checkpoint.files)
         used, reason = probe_direct(self.files[0], direct) if self.files else (False, "no files")
         self.io_mode = _mode(used, why or reason, pacer)
         self.pacer = pacer
         self._reader = FileReader(used, pacer)
-        infos = (
-            checkpoint.info(name)
-            for layer in plan.experts
-            for expert in range(plan.n_experts)
-            for name in layer.names(expert)
-        )
-        widest = {info.dtype: info.nbytes for info in infos}  # a matrix has hidden * ffn elements
+        every = [(s, expert) for s in self._stored.values() for expert in range(plan.n_experts)]
         n_buffers = max(1, io_threads)
-        self._arena = Arena(n_buffers, through_nbytes(max(widest.values(), default=1)))
+        widest = max((s.buffer_bytes(expert) for s, expert in every), default=PAGE)
+        self._arena = Arena(n_buffers, widest)
         self._buffers: queue.LifoQueue[Bytes] = queue.LifoQueue()
         for number in range(n_buffers):
             self._buffers.put(self._arena.slot(number))
-        layouts = (*self.record_layout.parts(), *self._mtp_layout.parts())
+        layouts = {self.record_layout.gate, self.record_layout.down}
+        layouts |= {self._mtp_layout.gate, self._mtp_layout.down} if self._mtp_layers else set()
         temporary = max(
-            (
-                packing_bytes(part, dtype == "BF16")
-                + (plan.hidden * plan.ffn * 4 if dtype == "F16" else 0)  # its f32 copy
-                for dtype in widest
-                for part, _, _ in layouts
-            ),
-            default=0,
+            (s.temporary_bytes(expert, part) for s, expert in every for part in layouts), default=0
         )
         self.scratch_bytes = self._arena.nbytes + n_buffers * temporary
 
     def record_layout_of(self, layer: int) -> RecordLayout:
         """How a layer's records lie in their slots; only MTP layers may differ from the others."""
-        return self._mtp_layout if self._names[layer].mtp else self.record_layout
+        return self._mtp_layout if layer in self._mtp_layers else self.record_layout
 
     def disk_bytes(self, layer: int, expert: int) -> int:
-        return sum(self._checkpoint.info(n).nbytes for n in self._names[layer].names(expert))
+        return sum(piece.nbytes for piece in self._stored[layer].pieces(expert))
 
     def load(self, layer: int, expert: int, slot: Bytes) -> None:
         buffer = self._buffers.get()
         try:
-            names = self._names[layer].names(expert)
+
+            def read(piece: TensorInfo, room: Bytes) -> Bytes:
+                return self._read(piece, room, layer, expert)
+
             layout = self.record_layout_of(layer)
-            for name, (part, begin, end) in zip(names, layout.parts(), strict=True):
-                try:
-                    # not bound to a name: one matrix is gone before the next one is made
-                    pack(self._read(name, buffer, layer, expert), part, slot[begin:end])
-                except ValueError as error:
-                    info = self._checkpoint.info(name)
-                    raise BadModel(f"{info.path}: tensor {shown(name)}: {error}") from None
-            slot[layout.down_offset + layout.down.nbytes :] = 0
+            self._stored[layer].load(expert, buffer, read, layout, slot)
         finally:
             self._buffers.put(buffer)
 
-    def _read(
-        self, name: str, buffer: Bytes, layer: int, expert: int
-    ) -> npt.NDArray[np.float32] | npt.NDArray[np.uint16]:
-        info = self._checkpoint.info(name)
-        if self._reader.direct and info.offset % 4 == 0:  # compiled packers want aligned numbers
-            raw = self._reader.read_through(
-                info.path, info.offset, info.nbytes, buffer, layer, expert
+    def _read(self, piece: TensorInfo, room: Bytes, layer: int, expert: int) -> Bytes:
+        if self._reader.direct and piece.offset % 4 == 0:  # compiled packers want aligned numbers
+            return self._reader.read_through(
+                piece.path, piece.offset, piece.nbytes, room, layer, expert
             )
-        else:
-            raw = buffer[: info.nbytes]
-            self._reader.read_into(info.path, info.offset, raw, layer, expert)
-        array = raw.view(numpy_dtype(info.dtype)).reshape(info.shape)
-        return array.view(np.uint16) if info.dtype == "BF16" else as_f32(array, info.dtype)
+        raw = room[: piece.nbytes]
+        self._reader.read_into(piece.path, piece.offset, raw, layer, expert)
+        return raw
 
     def hurry(self) -> None:
         if self.pacer is not None:

@@ -15,10 +15,11 @@ the quantised values or codes of one tile and group (of 32 or 64 columns, the fi
 
 Rows are padded to 16 with zeros and, except in f32, bf16 and fp8, columns to whole groups with any
 numbers, since activations beyond the last column are zeros. An expert record is gate, up and down
-one after another, 64-aligned, its length a multiple of 4096: one aligned read.
+one after another, 64-aligned, then, where experts have them, their biases, f32 of whole tiles; its
+length is a multiple of 4096: one aligned read.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +135,7 @@ class RecordLayout:
     up_offset: int
     down_offset: int
     nbytes: int  # a multiple of 4096
+    bias_offsets: tuple[int, int, int] | None = None  # of gate, up, down; None: no biases
 
     def parts(self) -> tuple[tuple[MatrixLayout, int, int], ...]:
         """(layout, begin, end) of gate, up, down."""
@@ -141,13 +143,32 @@ class RecordLayout:
         matrices = (self.gate, self.up, self.down)
         return tuple((m, at, at + m.nbytes) for m, at in zip(matrices, offsets, strict=True))
 
+    def biases(self, record: Bytes) -> tuple[Floats, ...]:
+        """Views of a record's biases: gate (ffn,), up (ffn,), down (hidden,); none: an empty tuple."""
+        if self.bias_offsets is None:
+            return ()
+        rows = (self.gate.rows, self.up.rows, self.down.rows)
+        places = zip(self.bias_offsets, rows, strict=True)
+        return tuple(record[at : at + 4 * n].view(np.float32) for at, n in places)
 
-def record_layout(fmt: str, hidden: int, ffn: int) -> RecordLayout:
+    @property
+    def matrices_end(self) -> int:
+        """Bytes of the three matrices: what lies behind them is biases and padding."""
+        return self.down_offset + self.down.nbytes
+
+
+def record_layout(fmt: str, hidden: int, ffn: int, biased: bool = False) -> RecordLayout:
     """The layout of an expert of `hidden` inputs and `ffn` neurons, all three matrices in `fmt`."""
     inner = matrix_layout(fmt, ffn, hidden)
     down = matrix_layout(fmt, hidden, ffn)
-    nbytes = _round_up(2 * inner.nbytes + down.nbytes, PAGE)
-    return RecordLayout(inner, inner, down, 0, inner.nbytes, 2 * inner.nbytes, nbytes)
+    end = 2 * inner.nbytes + down.nbytes
+    offsets = None
+    if biased:
+        inner_bias, down_bias = 4 * TILE * inner.tiles, 4 * TILE * down.tiles
+        offsets = (end, end + inner_bias, end + 2 * inner_bias)
+        end += 2 * inner_bias + down_bias
+    nbytes = _round_up(end, PAGE)
+    return RecordLayout(inner, inner, down, 0, inner.nbytes, 2 * inner.nbytes, nbytes, offsets)
 
 
 def pack(weights: Floats | Bits, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
@@ -356,13 +377,24 @@ def pack_record(
     down: Floats | Bits,
     layout: RecordLayout,
     out: Bytes | None = None,
+    biases: Sequence[Floats] = (),
 ) -> Bytes:
-    """gate, up (ffn, hidden), down (hidden, ffn), f32 or bf16 bits -> record u8 (nbytes,)."""
+    """gate, up (ffn, hidden), down (hidden, ffn), f32 or bf16 bits -> record u8 (nbytes,).
+
+    biases: of gate, up, down, where the layout has them.
+    """
     out = checked_out(layout.nbytes, out)
     for weights, (part, begin, end) in zip((gate, up, down), layout.parts(), strict=True):
         pack(weights, part, out[begin:end])
-    out[layout.down_offset + layout.down.nbytes :] = 0
+    pack_biases(biases, layout, out)
     return out
+
+
+def pack_biases(biases: Sequence[Floats], layout: RecordLayout, record: Bytes) -> None:
+    """Fill what lies behind a record's matrices: the biases of gate, up and down, and zeros."""
+    record[layout.matrices_end :] = 0
+    for view, bias in zip(layout.biases(record), biases, strict=True):
+        view[:] = bias
 
 
 def unpack_record(record: Bytes, layout: RecordLayout) -> tuple[Floats, Floats, Floats]:

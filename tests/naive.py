@@ -4,10 +4,14 @@ Float results are taken in float64 unless the kernel's rounding is part of its c
 activations' quantisation, the order of routing). Tests compare kernels with these.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from diskmoe.engine.kernels.ffn_shape import SILU, Swiglu
+from diskmoe.engine.model.rope import Yarn
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -84,6 +88,16 @@ def sigmoid(x: npt.NDArray[np.floating]) -> Doubles:
     return 1 / (1 + np.exp(-x.astype(np.float64)))
 
 
+def activated(
+    gate: npt.NDArray[np.floating], up: npt.NDArray[np.floating], swiglu: Swiglu
+) -> Doubles:
+    """What goes into down: silu(gate) * up, or with a limit what gpt-oss does."""
+    if swiglu.limit is None:
+        return silu_mul(gate, up)
+    gate, up = np.minimum(gate, swiglu.limit), np.clip(up, -swiglu.limit, swiglu.limit)
+    return (up + 1) * gate * sigmoid(swiglu.alpha * gate)
+
+
 def silu_mul(gate: npt.NDArray[np.floating], up: npt.NDArray[np.floating]) -> Doubles:
     return gate * sigmoid(gate) * up
 
@@ -93,36 +107,79 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Doubles:
     return wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + eps) * weight
 
 
-def rope(x: Floats, inverse_frequencies: Doubles, start: int, interleaved: bool) -> Doubles:
-    """x (n, heads, head_dim) rotated as complex numbers."""
+def yarn_frequencies(theta: float, dims: int, yarn: Yarn) -> Doubles:
+    """(dims / 2,): pair by pair, by how often it turns within the trained positions."""
+    pairs = np.arange(dims // 2)
+    plain = theta ** (-2.0 * pairs / dims)
+
+    def place(turns: float) -> float:  # the pair, not whole, that turns so often
+        return float(np.log(yarn.trained / turns / 2 / np.pi) / np.log(theta) * dims / 2)
+
+    begin, end = place(yarn.fast), place(yarn.slow)
+    if yarn.truncate:
+        begin, end = np.floor(begin), np.ceil(end)
+    begin, end = max(begin, 0.0), min(end, dims - 1.0)
+    shares = [min(max((i - begin) / (end - begin or 0.001), 0.0), 1.0) for i in pairs]
+    return np.array([w * (1 - s + s / yarn.factor) for w, s in zip(plain, shares, strict=True)])
+
+
+def rope(
+    x: Floats, inverse_frequencies: Doubles, start: int, interleaved: bool, magnitude: float = 1.0
+) -> Doubles:
+    """x (n, heads, head_dim) rotated as complex numbers, and made larger."""
     rotated = x.astype(np.float64)
     dims = 2 * len(inverse_frequencies)
     angles = (start + np.arange(len(x)))[:, None] * inverse_frequencies[None, :]
     near = slice(0, dims, 2) if interleaved else slice(0, dims // 2)
     far = slice(1, dims, 2) if interleaved else slice(dims // 2, dims)
-    pairs = (rotated[..., near] + 1j * rotated[..., far]) * np.exp(1j * angles)[:, None, :]
+    pairs = (
+        (rotated[..., near] + 1j * rotated[..., far]) * magnitude * np.exp(1j * angles)[:, None, :]
+    )
     rotated[..., near], rotated[..., far] = pairs.real, pairs.imag
     return rotated
 
 
-def attend(q: Floats, k: Floats, v: Floats, start: int, scale: float) -> Doubles:
+def attend(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    start: int,
+    scale: float,
+    window: int = 0,
+    sinks: Floats | None = None,
+) -> Doubles:
     """q (n, heads, d), k (ctx, kv, d), v (ctx, kv, v_dim) -> (n, heads, v_dim)."""
     n, heads, _ = q.shape
     shared = heads // k.shape[1]
     out = np.zeros((n, heads, v.shape[2]))
     for i in range(n):
         for h in range(heads):
-            keys = k[: start + i + 1, h // shared].astype(np.float64)
+            end = start + i + 1
+            begin = max(0, end - window) if window else 0
+            keys = k[begin:end, h // shared].astype(np.float64)
             scores = keys @ q[i, h].astype(np.float64) * scale
-            weights = np.exp(scores - scores.max())
-            out[i, h] = weights / weights.sum() @ v[: start + i + 1, h // shared]
+            most = scores.max()
+            sink = 0.0
+            if sinks is not None:
+                most = max(most, sinks[h])
+                sink = np.exp(sinks[h] - most)
+            weights = np.exp(scores - most)
+            out[i, h] = weights / (weights.sum() + sink) @ v[begin:end, h // shared]
     return out
 
 
-def expert_ffn(x: Floats, gate: Floats, up: Floats, down: Floats) -> Doubles:
+def expert_ffn(
+    x: Floats,
+    gate: Floats,
+    up: Floats,
+    down: Floats,
+    biases: Sequence[Floats] = (),
+    swiglu: Swiglu = SILU,
+) -> Doubles:
     """One expert in exact arithmetic: x (n, hidden) -> (n, hidden)."""
-    inner = silu_mul(matmul(x, gate), matmul(x, up))
-    return inner @ down.T.astype(np.float64)
+    gate_bias, up_bias, down_bias = biases or (0, 0, 0)
+    gates, ups = matmul(x, gate) + gate_bias, matmul(x, up) + up_bias
+    return activated(gates, ups, swiglu) @ down.T.astype(np.float64) + down_bias
 
 
 def combine(selected: Floats, index: npt.NDArray[np.int32], weights: Floats, y: Floats) -> Doubles:

@@ -23,10 +23,12 @@ from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import load_dense
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container, is_container
+from diskmoe.experts.formats import dequantise, quantise
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 from diskmoe.experts.store import ExpertStore
 
 Tensors = dict[str, npt.NDArray[np.float32]]
+Stored = dict[str, npt.NDArray[Any]]  # f32, or the bytes of codes
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 96,
@@ -69,6 +71,23 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.5,
         "num_nextn_predict_layers": 0,
     },
+    "gpt_oss": {
+        "head_dim": 32,
+        "num_local_experts": 8,
+        "intermediate_size": 48,
+        "attention_bias": True,
+        "sliding_window": 4,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 64,
+            "truncate": False,
+        },
+        "swiglu_limit": 0.5,
+    },
 }
 
 
@@ -90,30 +109,48 @@ def random_tensors(config: dict[str, Any], seed: int, mtp: bool = False) -> Tens
     for tensor in plan.dense:
         if "norm" in tensor.name:
             tensors[tensor.name] = draw(tensor.shape, 0.1, 1.0)
-        elif tensor.name.endswith("mlp.gate.weight"):
+        elif tensor.name.endswith(("mlp.gate.weight", "mlp.router.weight")):
             tensors[tensor.name] = draw(tensor.shape, 0.2)
+        elif tensor.name.endswith("sinks"):
+            tensors[tensor.name] = draw(tensor.shape, 1.0)
         else:
             tensors[tensor.name] = draw(tensor.shape, 0.08)
-    for experts in plan.experts:
-        for e in range(plan.n_experts):
-            tensors[experts.gate.format(e=e)] = draw((plan.ffn, plan.hidden), 0.08)
-            tensors[experts.up.format(e=e)] = draw((plan.ffn, plan.hidden), 0.08)
-            tensors[experts.down.format(e=e)] = draw((plan.hidden, plan.ffn), 0.08)
+    for name, shape, _ in plan.tensors():
+        if name not in tensors:
+            tensors[name] = draw(shape, 0.08)
     return tensors
 
 
+def with_codes(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Stored, Tensors]:
+    """A model of fused experts with them as MXFP4: (config, what is stored, what it stands for)."""
+    stored: Stored = dict(tensors)
+    exact = dict(tensors)
+    for layer in tensor_plan(read_config(config, "tiny")).experts:
+        for name in (layer.gate, layer.down):
+            outputs = np.ascontiguousarray(stored.pop(name).transpose(0, 2, 1))
+            experts, rows, cols = outputs.shape
+            numbers = quantise(outputs.reshape(-1, cols), "mxfp4")
+            codes = numbers.values.reshape(experts, rows, cols // 32, 32)
+            stored[name + "_blocks"] = codes[..., 0::2] | codes[..., 1::2] << 4
+            stored[name + "_scales"] = numbers.scales.reshape(experts, rows, -1)
+            wide = dequantise(*numbers).reshape(outputs.shape)
+            exact[name] = np.ascontiguousarray(wide.transpose(0, 2, 1))
+    return config | {"quantization_config": {"quant_method": "mxfp4"}}, stored, exact
+
+
 def write_checkpoint(
-    folder: Path, config: dict[str, Any], tensors: Tensors, dtype: str = "f32"
+    folder: Path, config: dict[str, Any], tensors: Stored | Tensors, dtype: str = "f32"
 ) -> Path:
-    """Write config.json and model.safetensors, weights as ``f32``, ``f16`` or ``bf16``."""
+    """Write config.json and model.safetensors, weights as ``f32``, ``f16`` or ``bf16``; bytes as U8."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     header: dict[str, Any] = {}
     body = bytearray()
     for name, tensor in tensors.items():
-        raw = _as_bytes(tensor, dtype)
+        codes = tensor.dtype == np.uint8
+        raw = tensor.tobytes() if codes else _as_bytes(tensor, dtype)
         header[name] = {
-            "dtype": dtype.upper(),
+            "dtype": "U8" if codes else dtype.upper(),
             "shape": list(tensor.shape),
             "data_offsets": [len(body), len(body) + len(raw)],
         }

@@ -12,6 +12,8 @@ TINY = {
     "moe_intermediate_size": 64,
     "intermediate_size": 128,
     "num_experts": 32,
+    "num_local_experts": 32,
+    "sliding_window": 16,
     "n_routed_experts": 32,
     "num_experts_per_tok": 4,
     "max_position_embeddings": 512,

@@ -17,6 +17,7 @@ import naive
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.engine.kernels.ffn_shape import Swiglu
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.families import FAMILIES
 from diskmoe.experts.formats import quantise, round_to_bf16, widen_bf16
@@ -57,7 +58,7 @@ class Twin:
         x = embedding[np.asarray(ids)]
         for layer in range(config.layers):
             at = names.layer.format(L=layer)
-            x = x + self._attention(self._norm(x, at + names.attention_norm), at)
+            x = x + self._attention(self._norm(x, at + names.attention_norm), at, layer)
             x = x + self._feed_forward(self._norm(x, at + names.ffn_norm), at, layer)
         head = names.embedding if config.tied else names.head
         return self._linear(self._norm(x, names.final_norm), head, self.dense_format)
@@ -66,8 +67,10 @@ class Twin:
         return naive.rms_norm(x, self.tensors[name], self.config.norm_epsilon).astype(np.float32)
 
     def _linear(self, x: Floats, name: str, fmt: str) -> Floats:
-        weights = self.tensors[name]
-        if fmt in ("q8", "q4"):
+        return self._product(x, self.tensors[name], fmt)
+
+    def _product(self, x: Floats, weights: Floats, fmt: str) -> Floats:
+        if fmt in ("q8", "q4", "mxfp4"):
             self._watch_ties(x)
             return naive.matmul_quantised(x, *quantise(weights, fmt))
         return naive.matmul(x, held(weights, fmt)).astype(np.float32)
@@ -82,7 +85,7 @@ class Twin:
         out = self._linear(x, f"{name}.weight", self.dense_format)
         return out + self.tensors.get(f"{name}.bias", np.float32(0))
 
-    def _attention(self, x: Floats, at: str) -> Floats:
+    def _attention(self, x: Floats, at: str, layer: int) -> Floats:
         config, names = self.config, FAMILIES[self.config.family].names
         heads = {
             names.q: (config.heads, names.q_norm),
@@ -90,7 +93,10 @@ class Twin:
             names.v: (config.kv_heads, None),
         }
         exponents = np.arange(0, config.rope_dims, 2) / config.rope_dims
-        frequencies = config.rope_theta**-exponents
+        frequencies, magnitude = config.rope_theta**-exponents, 1.0
+        if config.yarn is not None:
+            frequencies = naive.yarn_frequencies(config.rope_theta, config.rope_dims, config.yarn)
+            magnitude = config.yarn.magnitude
         parts = []
         for part, (count, norm) in heads.items():
             y = self._projection(x, at + part)
@@ -102,23 +108,41 @@ class Twin:
             if config.clip_qkv is not None:
                 y = np.clip(y, -config.clip_qkv, config.clip_qkv)
             if norm is not None:
-                y = naive.rope(y, frequencies, 0, config.rope_layout == "interleaved")
+                y = naive.rope(y, frequencies, 0, config.rope_layout == "interleaved", magnitude)
             parts.append(y.astype(np.float32))
         q, k, v = parts
-        mixed = naive.attend(q, k, v, 0, config.head_dim**-0.5).astype(np.float32)
+        window, sinks = config.window(layer), self.tensors.get(at + names.sinks)
+        mixed = naive.attend(q, k, v, 0, config.head_dim**-0.5, window, sinks).astype(np.float32)
         return self._projection(mixed.reshape(len(x), -1), at + names.o)
 
-    def _ffn(self, x: Floats, parts: list[str], fmt: str) -> Floats:
-        gate, up, down = parts
-        inner = naive.silu_mul(self._linear(x, gate, fmt), self._linear(x, up, fmt))
-        return self._linear(inner.astype(np.float32), down, fmt)
+    def _ffn(
+        self, x: Floats, matrices: list[Floats], fmt: str, biases: tuple[Floats, ...] = ()
+    ) -> Floats:
+        gate_bias, up_bias, down_bias = biases or (np.float32(0),) * 3
+        gate = self._product(x, matrices[0], fmt) + gate_bias
+        up = self._product(x, matrices[1], fmt) + up_bias
+        swiglu = Swiglu(self.config.swiglu_limit, self.config.swiglu_alpha)
+        inner = naive.activated(gate, up, swiglu).astype(np.float32)
+        return self._product(inner, matrices[2], fmt) + down_bias
+
+    def _expert(self, at: str, expert: int) -> tuple[list[Floats], tuple[Floats, ...]]:
+        """(gate, up and down, their biases) of an expert, however the checkpoint has them."""
+        names = FAMILIES[self.config.family].names
+        if not names.fused:
+            parts = (names.expert_gate, names.expert_up, names.expert_down)
+            return [self.tensors[at + part.replace("{e}", str(expert))] for part in parts], ()
+        both, down = (self.tensors[at + n][expert] for n in (names.expert_gate, names.expert_down))
+        bias = self.tensors[at + names.expert_gate + "_bias"][expert]
+        down_bias = self.tensors[at + names.expert_down + "_bias"][expert]
+        return [both[:, 0::2].T, both[:, 1::2].T, down.T], (bias[0::2], bias[1::2], down_bias)
 
     def _feed_forward(self, x: Floats, at: str, layer: int) -> Floats:
         config, names = self.config, FAMILIES[self.config.family].names
         if layer not in config.moe_layers:
             parts = (names.dense_gate, names.dense_up, names.dense_down)
-            return self._ffn(x, [at + part for part in parts], self.dense_format)
+            return self._ffn(x, [self.tensors[at + part] for part in parts], self.dense_format)
         logits = self._linear(x, at + names.router, "f32")
+        logits = logits + self.tensors.get(at + names.router_bias, np.float32(0))
         bias = np.zeros(config.experts, np.float32)
         if config.correction_bias:
             bias = self.tensors[at + names.correction_bias]
@@ -134,13 +158,12 @@ class Twin:
             config.routed_scale,
         )
         out = np.zeros_like(x)
-        parts = (names.expert_gate, names.expert_up, names.expert_down)
         for i, (chosen, weights) in enumerate(zip(ids, shares, strict=True)):
             for e, weight in zip(chosen, weights, strict=True):
-                named = [at + part.replace("{e}", str(e)) for part in parts]
-                y = self._ffn(x[i : i + 1], named, self.expert_format)
+                matrices, biases = self._expert(at, e)
+                y = self._ffn(x[i : i + 1], matrices, self.expert_format, biases)
                 out[i] += np.float32(weight) * y[0]
         if config.shared_width:
             parts = (names.shared_gate, names.shared_up, names.shared_down)
-            out += self._ffn(x, [at + part for part in parts], self.dense_format)
+            out += self._ffn(x, [self.tensors[at + part] for part in parts], self.dense_format)
         return out

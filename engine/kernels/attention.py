@@ -9,6 +9,9 @@ the dims beyond a multiple of 16; the new maximum m; what was summed so far time
 weights exp(score - m), and weight * v added by fma key by key. A block that is not full yet counts
 as full of keys with score -inf, whose weight is 0.
 
+With a window of w, a row sees its own key and the w - 1 before it; blocks with no such key are
+passed over. A sink is a score with no value: the running maximum begins with it, the sum with 1.
+
 A block's keys and values are read once for all query heads that share them and for several rows,
 two of these queries at a time. In the formats f16 and q8 a block is widened to f32 first.
 """
@@ -30,6 +33,7 @@ from diskmoe.engine.kernels.attention_blocks import (
     weigh_keys,
     widen,
 )
+from diskmoe.engine.kernels.attention_windows import first_of, first_seen
 from diskmoe.engine.kernels.heads import KV_F32, CachePart
 from diskmoe.engine.kernels.matmul import check_floats
 from diskmoe.engine.kernels.program import Builder, Phase, Rows, address_of_array, f32_word, rows_of
@@ -57,6 +61,7 @@ class AttendShape:
     kv_heads: int
     dims: int  # of queries and keys
     v_dims: int
+    window: int = 0  # keys that a row sees; 0: all
 
 
 def attend(
@@ -67,11 +72,13 @@ def attend(
     scale: float,
     out: Floats,  # (n, heads, v_dim)
     workers: Workers,
+    window: int = 0,
+    sinks: Floats | None = None,  # (heads,)
 ) -> Floats:
     """Row i sees keys 0..start+i (its own key is already in k and v); returns `out`.
 
-    Query head h uses kv head h // (heads / kv_heads). All arrays C-contiguous (a leading slice of
-    a cache is).
+    With a window, only that many of the last of these. Query head h uses kv head
+    h // (heads / kv_heads). All arrays C-contiguous (a leading slice of a cache is).
     """
     n, heads, head_dim = q.shape
     ctx, kv_heads, v_dim = v.shape
@@ -79,6 +86,8 @@ def attend(
     check_floats("k", k, (ctx, kv_heads, head_dim))
     check_floats("v", v, (ctx, kv_heads, v_dim))
     check_floats("out", out, (n, heads, v_dim))
+    if sinks is not None:
+        check_floats("sinks", sinks, (heads,))
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads do not share {kv_heads} key heads evenly")
     if start < 0 or start + n > ctx:
@@ -88,7 +97,7 @@ def attend(
     add_attend(
         builder,
         n,
-        AttendShape(heads, kv_heads, head_dim, v_dim),
+        AttendShape(heads, kv_heads, head_dim, v_dim, window),
         rows_of(q),
         KV_F32,
         CachePart(address_of_array(k), k.strides[0], k.strides[1]),
@@ -97,6 +106,7 @@ def attend(
         scale,
         rows_of(out),
         workers.n_threads,
+        0 if sinks is None else address_of_array(sinks),
     )
     workers.run(builder.program())
     return out
@@ -114,6 +124,7 @@ def add_attend(
     scale: float,
     out: Rows,
     threads: int,
+    sinks: int = 0,  # address of f32 (heads,); 0: none
 ) -> None:
     """A phase: attention of n rows of queries over the cache, which holds their own keys too."""
     shared = shape.heads // shape.kv_heads
@@ -122,6 +133,7 @@ def add_attend(
         *(n, shape.heads, shape.kv_heads, shape.dims, shape.v_dims, rows, parts),
         *(q.address, q.step, out.address, out.step),
         *(start, f32_word(scale), kv_kind, *keys.words, *values.words),
+        *(shape.window, sinks),
     ]
     items = -(-n // rows) * shape.kv_heads * parts
     macs = 2 * rows * (shared // parts) * _TYPICAL_KEYS * shape.dims
@@ -148,9 +160,12 @@ def _split(n: int, kv_heads: int, shared: int, threads: int) -> tuple[int, int]:
 
 @inner
 def _block_scores(
-    args, kv, first_head, per_row, first_row, rows, block, keys, step, sub, room, scores, used
+    args, kv, first_head, per_row, first_row, rows, block, cut, keys, step, sub, room, scores, used
 ):  # pragma: no cover - compiled
-    """Scores of all queries for keys sub..sub+room-1 of a block -> scores (queries, KEYS)."""
+    """Scores of all queries for keys sub..sub+room-1 of a block -> scores (queries, KEYS).
+
+    cut: a window begins in the block, so some query may not see its first keys.
+    """
     dims = word_at(args + 24)
     q = word_at(args + 56) + first_row * word_at(args + 64) + first_head * dims * 4
     q_step = word_at(args + 64)
@@ -170,17 +185,22 @@ def _block_scores(
     m = np.int64(0)
     while m < queries:
         look_ahead(part, kv, position, ahead, dims_ahead, kind, m // 2, (queries + 1) // 2)
-        count = min(seen + m // per_row, room)
-        at = scores + (m * KEYS + sub) * 4
-        q0 = q + m // per_row * q_step + m % per_row * dims * 4
-        if m + 1 < queries and min(seen + (m + 1) // per_row, room) == count:
+        row = m // per_row
+        following = (m + 1) // per_row
+        begin = first_of(args, first_row + row, block + sub, room, cut)
+        count = min(seen + row, room) - begin
+        at = scores + (m * KEYS + sub + begin) * 4
+        k = keys + begin * step
+        q0 = q + row * q_step + m % per_row * dims * 4
+        other = first_of(args, first_row + following, block + sub, room, cut)
+        if m + 1 < queries and other == begin and min(seen + following, room) - other == count:
             if count > 0:
-                q1 = q + (m + 1) // per_row * q_step + (m + 1) % per_row * dims * 4
-                score_two(q0, q1, keys, step, count, dims, at, at + KEYS * 4)
+                q1 = q + following * q_step + (m + 1) % per_row * dims * 4
+                score_two(q0, q1, k, step, count, dims, at, at + KEYS * 4)
             m += 2
         else:
             if count > 0:
-                score_one(q0, keys, step, count, dims, at)
+                score_one(q0, k, step, count, dims, at)
             m += 1
 
 
@@ -193,6 +213,7 @@ def _block_values(
     first_row,
     rows,
     block,
+    cut,
     values,
     step,
     sub,
@@ -222,19 +243,24 @@ def _block_values(
     while m < queries:
         if coming > 0:
             look_ahead(part, kv, position, coming, dims_ahead, kind, m // 2, (queries + 1) // 2)
-        count = min(seen + m // per_row, room)
-        w = scores + (m * KEYS + sub) * 4
-        y0 = y + m // per_row * y_step + m % per_row * dims * 4
+        row = m // per_row
+        following = (m + 1) // per_row
+        begin = first_of(args, first_row + row, block + sub, room, cut)
+        count = min(seen + row, room) - begin
+        w = scores + (m * KEYS + sub + begin) * 4
+        v = values + begin * step
+        y0 = y + row * y_step + m % per_row * dims * 4
         kept0 = f32_at(kept + m * 4) if sub == 0 else np.float32(1.0)
-        if m + 1 < queries and min(seen + (m + 1) // per_row, room) == count:
+        other = first_of(args, first_row + following, block + sub, room, cut)
+        if m + 1 < queries and other == begin and min(seen + following, room) - other == count:
             if count > 0:
-                y1 = y + (m + 1) // per_row * y_step + (m + 1) % per_row * dims * 4
+                y1 = y + following * y_step + (m + 1) % per_row * dims * 4
                 kept1 = f32_at(kept + m * 4 + 4) if sub == 0 else np.float32(1.0)
-                add_two(w, w + KEYS * 4, values, step, count, kept0, kept1, dims, y0, y1)
+                add_two(w, w + KEYS * 4, v, step, count, kept0, kept1, dims, y0, y1)
             m += 2
         else:
             if count > 0:
-                add_one(w, values, step, count, kept0, np.int64(0), dims, y0)
+                add_one(w, v, step, count, kept0, np.int64(0), dims, y0)
             m += 1
 
 
@@ -266,17 +292,26 @@ def _attend_item(
     kept = scratch + queries * 8
     scores = scratch + (queries * 12 + 63) // 64 * 64
     out = word_at(args + 72) + first_row * word_at(args + 80) + first_head * v_dims * 4
+    sinks = word_at(args + 216)
     for m in range(queries):
-        store_one(maxima + m * 4, np.float32(-np.inf))
-        store_one(totals + m * 4, np.float32(0.0))
+        if sinks == 0:
+            store_one(maxima + m * 4, np.float32(-np.inf))
+            store_one(totals + m * 4, np.float32(0.0))
+        else:
+            store_one(maxima + m * 4, f32_at(sinks + (first_head + m % per_row) * 4))
+            store_one(totals + m * 4, np.float32(1.0))
         y = out + m // per_row * word_at(args + 80) + m % per_row * v_dims * 4
         for d in range(v_dims):
             store_one(y + d * 4, np.float32(0.0))
     n_keys = start + first_row + rows  # of the last row
-    for block in range(0, n_keys, KEYS):
+    first_block = first_seen(args, first_row) // KEYS * KEYS
+    cut_until = first_seen(args, first_row + rows - 1)  # no row's window begins behind it
+    for block in range(first_block, n_keys, KEYS):
         used = min(KEYS, n_keys - block)
         room = min(used, max(1, _WIDENED // max(dims, v_dims)))
-        if block + KEYS > start + first_row + 1:  # some row does not see the whole block
+        cut = block < cut_until
+        # some row does not see the whole block
+        if block + KEYS > start + first_row + 1 or cut:
             for j in range(queries * KEYS):
                 store_one(scores + j * 4, np.float32(-np.inf))
         for sub in range(0, used, room):
@@ -290,6 +325,7 @@ def _attend_item(
                 first_row,
                 rows,
                 block,
+                cut,
                 keys,
                 step,
                 sub,
@@ -298,7 +334,8 @@ def _attend_item(
                 used,
             )
         for m in range(queries):
-            if start + first_row + m // per_row >= block:
+            row = first_row + m // per_row
+            if start + row >= block and first_seen(args, row) < block + KEYS:
                 at = scores + m * KEYS * 4
                 factor = weigh_keys(at, scale, maxima + m * 4, totals + m * 4)
                 store_one(kept + m * 4, factor)
@@ -313,6 +350,7 @@ def _attend_item(
                 first_row,
                 rows,
                 block,
+                cut,
                 values,
                 step,
                 sub,

@@ -73,9 +73,9 @@ def add_bias(y: Floats, bias: Floats) -> Floats:
 
 
 def rope_tables(
-    inverse_frequencies: npt.NDArray[np.floating], n_positions: int
+    inverse_frequencies: npt.NDArray[np.floating], n_positions: int, magnitude: float = 1.0
 ) -> tuple[Floats, Floats]:
-    """cos, sin f32 (n_positions, dims/2) for the frequencies (dims/2,).
+    """cos, sin f32 (n_positions, dims/2) for the frequencies (dims/2,), times `magnitude`.
 
     Plain RoPE has ``theta ** -(arange(0, dims, 2) / dims)``. Angles are rounded to f32 before the
     cosine, as the models were trained; the cosine itself is taken in float64 and then rounded.
@@ -88,8 +88,8 @@ def rope_tables(
         end = min(begin + _POSITIONS, n_positions)
         positions = np.arange(begin, end, dtype=np.float32)
         angles = (positions[:, None] * frequencies).astype(np.float64)
-        cos[begin:end] = np.cos(angles)
-        sin[begin:end] = np.sin(angles)
+        cos[begin:end] = magnitude * np.cos(angles)
+        sin[begin:end] = magnitude * np.sin(angles)
     return cos, sin
 
 

@@ -11,7 +11,6 @@ at most `BLOCK` selections are in work at a time. A dense feed-forward is the sa
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,8 @@ import numpy.typing as npt
 
 from diskmoe.engine.kernels import program
 from diskmoe.engine.kernels.ffn import COLUMNS, COMBINE, DOWN, GATE_UP
-from diskmoe.engine.kernels.matmul import (
-    PREPARE,
-    Matrix,
-    add_prepared,
-    check_floats,
-)
+from diskmoe.engine.kernels.ffn_shape import SILU, FfnShape, Swiglu
+from diskmoe.engine.kernels.matmul import PREPARE, add_prepared, check_floats
 from diskmoe.engine.kernels.paths import HOST
 from diskmoe.engine.kernels.products import (
     KIND,
@@ -53,39 +48,6 @@ Ints = npt.NDArray[np.int32]
 BLOCK = 1024  # selections in work at a time
 
 
-@dataclass(frozen=True)
-class FfnShape:
-    """gate and up (width, hidden), down (hidden, width): formats and where they lie.
-
-    Addresses count from an expert's record; from 0 where the matrices are not in a record.
-    """
-
-    gate: MatrixLayout
-    up: MatrixLayout
-    down: MatrixLayout
-    gate_at: int
-    up_at: int
-    down_at: int
-
-    @staticmethod
-    def of_record(layout: RecordLayout) -> "FfnShape":
-        offsets = (layout.gate_offset, layout.up_offset, layout.down_offset)
-        return FfnShape(layout.gate, layout.up, layout.down, *offsets)
-
-    @staticmethod
-    def of_matrices(gate: Matrix, up: Matrix, down: Matrix) -> "FfnShape":
-        addresses = (gate.data_address, up.data_address, down.data_address)
-        return FfnShape(gate.layout, up.layout, down.layout, *addresses)
-
-    @property
-    def padded_width(self) -> int:
-        return self.gate.tiles * 16
-
-    @property
-    def kinds(self) -> tuple[int, int, int]:
-        return KIND[self.gate.format], KIND[self.up.format], KIND[self.down.format]
-
-
 def add_gate_up(
     builder: Builder,
     shape: FfnShape,
@@ -98,10 +60,11 @@ def add_gate_up(
     n_selections: int,
     path: Any = HOST,
 ) -> int:
-    """A phase: inner row of selection t = silu(gate @ x[rows[t]]) * (up @ x[rows[t]])."""
+    """A phase: inner row of selection t = swiglu(gate @ x[rows[t]], up @ x[rows[t]]), with biases."""
     words = [entries, rows, inner_rows.address, inner_rows.step, first, shape.gate.tiles, 0, 0]
     for layout, at, prepared in ((shape.gate, shape.gate_at, x[0]), (shape.up, shape.up_at, x[1])):
         words += _matrix_words(layout, at, prepared, path)
+    words += [*shape.biases_at[:2], *shape.swiglu.words]
     macs = 32 * shape.gate.cols * max(1, n_selections // max(1, n_entries))
     return builder.add(GATE_UP, words, n_entries * shape.gate.tiles, macs)
 
@@ -119,9 +82,10 @@ def add_down(
     n_selections: int,
     path: Any = HOST,
 ) -> int:
-    """A phase: row selections[t] of out = down @ inner row of t."""
+    """A phase: row selections[t] of out = down @ inner row of t, with its bias."""
     rows = shape.down.rows if exact else shape.down.tiles * 16
-    words = [entries, selections, out.address, out.step, first, shape.down.tiles, rows, 0]
+    words = [entries, selections, out.address, out.step, first, shape.down.tiles, rows]
+    words.append(shape.biases_at[2])
     words += _matrix_words(shape.down, shape.down_at, x, path)
     macs = 16 * shape.down.cols * max(1, n_selections // max(1, n_entries))
     return builder.add(DOWN, words, n_entries * shape.down.tiles, macs)
@@ -162,8 +126,9 @@ class ExpertBatch:
         path: Any = HOST,
         block: int = 0,
         room: Callable[[str, int], npt.NDArray[Any]] = _own_room,  # (name, bytes), 64-aligned
+        swiglu: Swiglu = SILU,
     ) -> None:
-        shape = FfnShape.of_record(layout)
+        shape = FfnShape.of_record(layout, swiglu)
         self.block = min(block or BLOCK, n_selections)
         down_kind = KIND[shape.down.format]
         width = shape.gate.rows
@@ -241,8 +206,11 @@ def expert_ffn(
     workers: Workers,
     path: Any = HOST,
     block: int = 0,
+    swiglu: Swiglu = SILU,
 ) -> None:
-    """out[selections[t]] = down @ (silu(gate @ x[rows[t]]) * (up @ x[rows[t]])) for expert j of t.
+    """out[selections[t]] = down @ swiglu(gate @ x[rows[t]], up @ x[rows[t]]) for expert j of t.
+
+    The biases of the three, where the layout has them, are added to each product.
 
     Rows of `out` that no selection names are left as they are, so hits and misses of one layer
     can be computed by several calls into one `out`. Index arrays are int32; ValueError when one of
@@ -273,7 +241,8 @@ def expert_ffn(
     builder = Builder()
     prepared = add_prepared(builder, x, KIND[layout.gate.format])
     workers.run(preparation := builder.program())
-    batch = ExpertBatch(layout, prepared, rows_of(out), True, total, path, block)
+    out_rows = rows_of(out)
+    batch = ExpertBatch(layout, prepared, out_rows, True, total, path, block, swiglu=swiglu)
     batch.rows[:], batch.selections[:] = rows, selections
     batch.run(slots, row_begin, address_of_array(arena), total, workers)
     del preparation  # it held the prepared rows

@@ -8,16 +8,19 @@ Arguments are built by `experts.py`, which says what they mean.
 import numpy as np
 
 from diskmoe.engine.kernels.atomics import on_stack, put_word, word_at
-from diskmoe.engine.kernels.matmul import PIECE, ROWS, tiles_of_rows
+from diskmoe.engine.kernels.matmul import PIECE, ROWS, tiles_of_rows, write_out
 from diskmoe.engine.kernels.program import Phase
 from diskmoe.engine.kernels.simd import (
     add,
     f32_at,
     fma,
     i32_at,
+    larger,
     load_f32,
     mul,
+    sigmoid,
     silu,
+    smaller,
     splat,
     splat_at,
     store_f32,
@@ -69,6 +72,30 @@ def _times(matrix, record, first, last, xs, ys, count, rows):  # pragma: no cove
     )
 
 
+@inner
+def _activate(args, record, gates, ups, first, last):  # pragma: no cover - compiled
+    """Bytes first..last-1 of a selection's gate and up at these addresses -> gates.
+
+    The words at args: see `experts.add_gate_up`.
+    """
+    bias = word_at(args)
+    clamped = word_at(args + 16)
+    for c in range(first, last, 64):
+        gate = load_f32(gates + c)
+        up = load_f32(ups + c)
+        if bias != 0:
+            gate = add(gate, load_f32(record + bias + c))
+            up = add(up, load_f32(record + word_at(args + 8) + c))
+        if clamped != 0:
+            limit = splat_at(args + 24)
+            gate = smaller(limit, gate)
+            up = larger(mul(limit, splat(np.float32(-1.0))), smaller(limit, up))
+            turned = mul(gate, sigmoid(mul(gate, splat_at(args + 32))))
+            store_f32(gates + c, mul(add(up, splat(np.float32(1.0))), turned))
+        else:
+            store_f32(gates + c, mul(silu(gate), up))
+
+
 def _gate_up(args, begin, end):  # pragma: no cover - compiled
     """Items: (expert, tile)."""
     rows = word_at(args + 8)
@@ -105,8 +132,7 @@ def _gate_up(args, begin, end):  # pragma: no cover - compiled
                 for i in range(count):
                     y = word_at(gates + i * 8)
                     other = word_at(ups + i * 8)
-                    for c in range(tile * 64, stop * 64, 64):
-                        store_f32(y + c, mul(silu(load_f32(y + c)), load_f32(other + c)))
+                    _activate(args + 192, record, y, other, tile * 64, stop * 64)
                 t += count
             tile = stop
 
@@ -117,6 +143,7 @@ def _down(args, begin, end):  # pragma: no cover - compiled
     base = word_at(word_at(args + 32))
     tiles = word_at(args + 40)
     limit = word_at(args + 48)
+    bias = word_at(args + 56)
     matrix = args + 64
     xs = _input_addresses()
     ys = _gate_addresses()
@@ -139,6 +166,11 @@ def _down(args, begin, end):  # pragma: no cover - compiled
                     row = _named(selections, t + i)
                     put_word(ys + i * 8, word_at(args + 16) + row * word_at(args + 24))
                 _times(matrix, record, tile, stop, xs, ys, count, limit)
+                if bias != 0:
+                    for i in range(count):
+                        y = word_at(ys + i * 8)
+                        last = min(stop * 16, limit)
+                        write_out(y + tile * 64, record + bias, 0, y, tile * 16, last)
                 t += count
             tile = stop
 

@@ -309,7 +309,7 @@ def _multiply_part(part, n, first, last):  # pragma: no cover - compiled
             )
             if not plain:
                 for i in range(count):
-                    _write_out(
+                    write_out(
                         aside + i * piece * 64,
                         bias,
                         adds,
@@ -325,7 +325,7 @@ _aside = on_stack(64 * PIECE)
 
 
 @inner
-def _write_out(values, bias, adds, out, first, last):  # pragma: no cover - compiled
+def write_out(values, bias, adds, out, first, last):  # pragma: no cover - compiled
     """Outputs first..last-1 of a row, computed to `values`, with bias, to or on top of `out`."""
     c = first
     while c + 16 <= last:

@@ -196,6 +196,10 @@ def _emit_larger(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
+def _emit_smaller(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
+
+
 def _emit_exp(builder: Any, x: Any) -> Any:
     """e**x by x = n ln 2 + r, a polynomial of degree 7 in r, and two exact powers of two.
 
@@ -239,6 +243,7 @@ def _emit_silu(builder: Any, x: Any) -> Any:
 add = _elementwise(2, lambda builder, a, b: builder.fadd(a, b))
 mul = _elementwise(2, lambda builder, a, b: builder.fmul(a, b))
 larger = _elementwise(2, _emit_larger)  # the larger one, b where they do not compare
+smaller = _elementwise(2, _emit_smaller)  # the smaller one, b where they do not compare
 fma = _elementwise(3, emit.fma)  # a * b + c, rounded once
 exp = _elementwise(1, _emit_exp)
 sigmoid = _elementwise(1, _emit_sigmoid)

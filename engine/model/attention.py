@@ -11,6 +11,7 @@ from diskmoe.engine.kernels.program import Rows, address_of_array
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes
+from diskmoe.engine.model.rope import rope_frequencies
 from diskmoe.engine.model.weights import AttentionWeights, Projection
 
 
@@ -20,9 +21,10 @@ class Attention:
     def __init__(self, config: ModelConfig, positions: int, threads: int) -> None:
         self._config = config
         self._threads = threads
-        exponents = np.arange(0, config.rope_dims, 2) / config.rope_dims
-        frequencies = (1.0 / config.rope_theta**exponents).astype(np.float32)
-        self._cos, self._sin = rope_tables(frequencies, positions)  # (positions, rope_dims / 2)
+        frequencies = rope_frequencies(config.rope_theta, config.rope_dims, config.yarn)
+        magnitude = 1.0 if config.yarn is None else config.yarn.magnitude
+        # (positions, rope_dims / 2)
+        self._cos, self._sin = rope_tables(frequencies, positions, magnitude)
         self.start = np.zeros(1, np.int64)  # position of the first row: set before a program runs
 
     @property
@@ -85,7 +87,9 @@ class Attention:
         add_attend(
             builder,
             n,
-            AttendShape(config.heads, config.kv_heads, config.head_dim, config.head_dim),
+            AttendShape(
+                config.heads, config.kv_heads, config.head_dim, config.head_dim, weights.window
+            ),
             q,
             kv.kind,
             keys,
@@ -94,6 +98,7 @@ class Attention:
             config.attention_scale,
             mixed,
             self._threads,
+            0 if weights.sinks is None else address_of_array(weights.sinks),
         )
         kind = weights.o.matrix.kind
         inputs = builder.prepared("attention.mixed", mixed, config.q_width, [kind])

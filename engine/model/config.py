@@ -1,8 +1,8 @@
 """``config.json`` -> ``ModelConfig``: everything the forward needs to know, checked and bounded.
 
 The file comes from elsewhere and is not believed: every size is compared with a limit before
-anything is computed from it, and what cannot be carried out (another activation, a scaled rope, a
-sliding window) is refused by name. The one rule: a value that changes the result is either used or
+anything is computed from it, and what cannot be carried out (another activation, another scaling of
+rope, an unknown quantisation) is refused by name. The one rule: a value that changes the result is either used or
 refused, never ignored.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diskmoe.engine.model.families import FAMILIES, Family, QkNorm, RopeLayout, Score
+from diskmoe.engine.model.rope import Yarn, yarn_magnitude
 from diskmoe.experts.errors import BadModel
 
 MAX_HIDDEN = 65_536
@@ -25,7 +26,6 @@ MAX_STOP_IDS = 64
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
-_DEFAULT_THETA = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,16 @@ class ModelConfig:
     rope_layout: RopeLayout
     rope_dims: int  # the first dims of a head that turn
     rope_theta: float
+    yarn: Yarn | None  # None: plain rope
+    sinks: bool
+    windows: tuple[
+        int, ...
+    ]  # by layer: how many keys a row sees, 0 for all; (): all, in all layers
     # router
     experts: int
     top_k: int
     score: Score
+    router_bias: bool
     correction_bias: bool
     groups: int
     top_groups: int
@@ -64,6 +70,10 @@ class ModelConfig:
     shared_width: int  # 0: no shared expert
     dense_width: int  # of the layers without experts; 0 when there are none
     moe_layers: tuple[int, ...]  # ascending
+    expert_bias: bool
+    expert_codes: bool  # the checkpoint has its experts as MXFP4 codes
+    swiglu_limit: float | None  # None: silu(gate) * up; else see kernels.ffn_shape.Swiglu
+    swiglu_alpha: float
     # rest
     mtp_layers: int  # announced by the config; the files may not have them
     eos_ids: tuple[int, ...]
@@ -80,6 +90,10 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         return self.head_dim**-0.5
+
+    def window(self, layer: int) -> int:
+        """How many keys a row of a layer sees, its own among them; 0: all."""
+        return self.windows[layer] if layer < len(self.windows) else 0
 
 
 class _Fields:
@@ -170,7 +184,7 @@ def read_config(raw: object, where: str) -> ModelConfig:
     head_dim = f.integer("head_dim", 2, MAX_HEAD_DIM, hidden // heads)
     if heads * head_dim > MAX_WIDTH:
         raise f.wrong("head_dim", head_dim, f"heads x head_dim up to {MAX_WIDTH}")
-    rope_theta, rope_dims = _rope(f, family, head_dim)
+    rope_theta, rope_dims, yarn = _rope(f, family, head_dim)
 
     experts = f.integer(_EXPERTS, 1, MAX_EXPERTS, None)
     top_k = f.integer("num_experts_per_tok", 1, MAX_EXPERTS, None)
@@ -190,7 +204,7 @@ def read_config(raw: object, where: str) -> ModelConfig:
     clip = None
     if family.clip_key is not None and raw.get(family.clip_key) is not None:
         clip = f.number(family.clip_key, 1e-6, 1e9, None)
-    bias = f.flag("attention_bias", False)
+    bias = f.flag("attention_bias", family.bias_default)
     norm_on = family.qk_norm_key is None or f.flag(family.qk_norm_key, False)
 
     return ModelConfig(
@@ -211,9 +225,13 @@ def read_config(raw: object, where: str) -> ModelConfig:
         rope_layout=family.rope_layout,
         rope_dims=rope_dims,
         rope_theta=rope_theta,
+        yarn=yarn,
+        sinks=family.sinks,
+        windows=_windows(f, layers) if family.windows else (),
         experts=experts,
         top_k=top_k,
         score=family.score,
+        router_bias=family.router_bias,
         correction_bias=family.correction_bias,
         groups=groups,
         top_groups=top_groups,
@@ -223,6 +241,10 @@ def read_config(raw: object, where: str) -> ModelConfig:
         shared_width=shared * expert_width,
         dense_width=dense_width,
         moe_layers=moe_layers,
+        expert_bias=family.expert_bias,
+        expert_codes=f.raw.get("quantization_config") is not None,
+        swiglu_limit=f.number("swiglu_limit", 1e-6, 1e6, 7.0) if family.clamped else None,
+        swiglu_alpha=f.number("swiglu_alpha", -1e6, 1e6, 1.702) if family.clamped else 1.0,
         mtp_layers=0 if family.mtp == "none" else f.integer(_MTP_LAYERS, 0, 16, 0),
         eos_ids=_ids(f, "eos_token_id"),
         bos_id=next(iter(_ids(f, "bos_token_id")), None),
@@ -240,14 +262,16 @@ def _refuse_unsupported(f: _Fields, family: Family) -> None:
     quantised = f.raw.get("quantization_config")
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+        if method == "mxfp4" and family.names.fused:
+            return
         raise BadModel(
             f"{f.where}: the weights are quantised already (quantization_config:"
             f" {str(method)[:40]}), use the bf16, f16 or f32 checkpoint of the model"
         )
 
 
-def _rope(f: _Fields, family: Family, head_dim: int) -> tuple[float, int]:
-    """(theta, dims that turn) from the old keys or from the ``rope_parameters`` dict of 5.x.
+def _rope(f: _Fields, family: Family, head_dim: int) -> tuple[float, int, Yarn | None]:
+    """(theta, dims that turn, yarn) from the old keys or from the ``rope_parameters`` dict of 5.x.
 
     Where both forms say something, the dict wins over the plain keys and ``rope_scaling`` over
     ``rope_parameters``, as in transformers.
@@ -256,19 +280,19 @@ def _rope(f: _Fields, family: Family, head_dim: int) -> tuple[float, int]:
     if value == {}:
         key, value = "rope_parameters", f.raw.get("rope_parameters")
     if value is None:
-        value = {}
+        value = family.yarn_default or {}
     if not isinstance(value, Mapping):
         raise f.wrong(key, value, "an object")
     if any(isinstance(item, Mapping) for item in value.values()):
         raise BadModel(f"{f.where}: {key} differs between layers, which is not supported")
     kind = value.get("rope_type", value.get("type", "default"))
-    if kind != "default":
+    if kind not in ("default", "yarn"):
         raise BadModel(
             f"{f.where}: rope scaling {str(kind)[:40]!r} is not supported, only plain rope"
-            f" (rope_type 'default'); see {key}"
+            f" (rope_type 'default') and 'yarn'; see {key}"
         )
     merged = _Fields({**f.raw, **{k: v for k, v in value.items() if v is not None}}, f.where)
-    theta = merged.number("rope_theta", 1.0, 1e12, _DEFAULT_THETA)
+    theta = merged.number("rope_theta", 1.0, 1e12, family.theta_default)
     if family.rope_partial is None:
         dims = head_dim
     else:
@@ -276,7 +300,42 @@ def _rope(f: _Fields, family: Family, head_dim: int) -> tuple[float, int]:
         dims = int(head_dim * share)
     if dims < 2 or dims % 2:
         raise f.wrong("head_dim", head_dim, f"an even number of rotary dims, not {dims}")
-    return theta, dims
+    return theta, dims, _yarn(merged, key) if kind == "yarn" else None
+
+
+def _yarn(f: _Fields, key: str) -> Yarn:
+    """The keys of a rope_scaling with rope_type yarn."""
+    for name in ("mscale", "mscale_all_dim"):
+        if f.raw.get(name) is not None:
+            raise BadModel(f"{f.where}: yarn with {name} is not supported; see {key}")
+    if f.raw.get("rope_theta") == 1:
+        raise f.wrong("rope_theta", 1, "more than 1 with yarn")
+    context = f.integer("max_position_embeddings", 1, MAX_CONTEXT, MAX_CONTEXT)
+    factor = f.number("factor", 1.0, 1e6, None)
+    return Yarn(
+        factor=factor,
+        trained=f.integer("original_max_position_embeddings", 1, MAX_CONTEXT, context),
+        fast=f.number("beta_fast", 1e-6, 1e6, 32.0),
+        slow=f.number("beta_slow", 1e-6, 1e6, 1.0),
+        truncate=f.flag("truncate", True),
+        magnitude=f.number("attention_factor", 0.0, 1e3, yarn_magnitude(factor)),
+    )
+
+
+def _windows(f: _Fields, layers: int) -> tuple[int, ...]:
+    """By layer: how many keys a row sees, 0 for all. By default every other layer, from the first."""
+    kinds = ("sliding_attention", "full_attention")
+    listed = f.raw.get("layer_types")
+    if listed is None:
+        listed = [kinds[layer % 2] for layer in range(layers)]
+    if (
+        not isinstance(listed, list)
+        or len(listed) != layers
+        or not set(map(str, listed)) <= {*kinds}
+    ):
+        raise f.wrong("layer_types", listed, f"a list of {layers} times {' or '.join(kinds)}")
+    window = f.integer("sliding_window", 1, MAX_CONTEXT, 128)
+    return tuple(window if kind == kinds[0] else 0 for kind in listed)
 
 
 def _groups(f: _Fields, family: Family, experts: int, top_k: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ another rope layout) is one more allowed value of a column and one more case in 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 QkNorm = Literal["none", "per_head", "full_vector"]
 RopeLayout = Literal["half", "interleaved"]
@@ -26,7 +26,7 @@ class Names:
     """Tensor names of one family. ``{L}`` is the layer, ``{e}`` the expert (filled in later).
 
     The defaults are the Llama-like names that most families share; names below ``layer`` are
-    relative to it.
+    relative to it. Where gate and up have the same name they are fused in one tensor.
     """
 
     embedding: str = "model.embed_tokens.weight"
@@ -39,9 +39,11 @@ class Names:
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
     o: str = "self_attn.o_proj"
+    sinks: str = "self_attn.sinks"
     q_norm: str = "self_attn.q_norm.weight"
     k_norm: str = "self_attn.k_norm.weight"
     router: str = "mlp.gate.weight"
+    router_bias: str = "mlp.gate.bias"
     correction_bias: str = "mlp.gate.e_score_correction_bias"
     dense_gate: str = "mlp.gate_proj.weight"
     dense_up: str = "mlp.up_proj.weight"
@@ -57,6 +59,11 @@ class Names:
     mtp_projection: str = "eh_proj.weight"
     mtp_final_norm: str = "shared_head.norm.weight"
 
+    @property
+    def fused(self) -> bool:
+        """Whether the experts of a layer are in tensors of all of them."""
+        return self.expert_gate == self.expert_up
+
 
 @dataclass(frozen=True)
 class Family:
@@ -66,14 +73,20 @@ class Family:
     # attention
     qk_norm: QkNorm = "none"  # RMS norm of queries and keys, before rope
     qk_norm_key: str | None = None  # the switch that turns it on (None: always on)
+    bias_default: bool = False  # attention_bias where the file does not say
     output_bias: bool = False  # attention_bias adds a bias to o_proj too, not to q, k, v only
     clip_key: str | None = None  # clamp of q, k, v after their norm
-    window_key: str | None = None  # the switch of a sliding window; a window is not supported yet
+    sinks: bool = False  # a logit per head that takes part in the softmax and has no value
+    window_key: str | None = None  # a switch that would turn on sliding windows: refused if true
+    windows: bool = False  # sliding_window and layer_types say which layers see how many keys
     # rope
     rope_layout: RopeLayout = "half"
     rope_partial: float | None = None  # share of a head that turns, by default; None: all, always
+    theta_default: float = 10_000.0
+    yarn_default: Mapping[str, Any] | None = None  # rope_parameters where the file has none
     # router
     score: Score = "softmax"
+    router_bias: bool = False  # added to the logits
     correction_bias: bool = False  # added to the scores for the choice, not for the weights
     grouped: bool = False  # n_group / topk_group: a group's score is the sum of its two best
     renorm_default: bool = False  # norm_topk_prob where the file does not say
@@ -83,6 +96,8 @@ class Family:
     shared_count_key: str | None = None  # shared experts; their width is count x expert width
     shared_count_default: int = 0
     dense_rule: DenseRule = "none"  # which layers have an ordinary FFN instead of experts
+    expert_bias: bool = False  # of gate, up and down
+    clamped: bool = False  # gate and up are clamped to swiglu_limit, and (up + 1) is what counts
     # rest
     norm_epsilon_default: float = 1e-6
     mtp: MtpLayout = "none"  # extra_layer: model.layers.{number of layers} and four more tensors
@@ -117,6 +132,34 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             dense_rule="first_k",
             norm_epsilon_default=1e-5,
             mtp="extra_layer",
+        ),
+        "gpt_oss": Family(
+            names=Names(
+                router="mlp.router.weight",
+                router_bias="mlp.router.bias",
+                expert_gate="mlp.experts.gate_up_proj",
+                expert_up="mlp.experts.gate_up_proj",
+                expert_down="mlp.experts.down_proj",
+            ),
+            bias_default=True,
+            output_bias=True,
+            sinks=True,
+            windows=True,
+            theta_default=150_000.0,
+            yarn_default=MappingProxyType(
+                {
+                    "rope_type": "yarn",
+                    "factor": 32.0,
+                    "truncate": False,
+                    "original_max_position_embeddings": 4096,
+                }
+            ),
+            router_bias=True,
+            renorm_default=True,  # the softmax is over the chosen: the same number
+            expert_width_key="intermediate_size",
+            expert_bias=True,
+            clamped=True,
+            norm_epsilon_default=1e-5,
         ),
     }
 )

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from diskmoe.engine.kernels.experts import (
     ExpertBatch,
-    FfnShape,
     add_combine,
     add_gate_up,
     batch_bytes,
 )
+from diskmoe.engine.kernels.ffn_shape import FfnShape, Swiglu
 from diskmoe.engine.kernels.matmul import Product, add_products
 from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.program import Program, Rows, address_of_array
@@ -55,7 +55,8 @@ class _Routed:
         def room(name: str, nbytes: int) -> Floats:
             return scratch.take(f"moe.{name}", -(-nbytes // 4))
 
-        self.batch = ExpertBatch(layout, x, self.selected, False, total, room=room)
+        swiglu = _swiglu(config)
+        self.batch = ExpertBatch(layout, x, self.selected, False, total, room=room, swiglu=swiglu)
 
 
 class FeedForward:
@@ -154,7 +155,8 @@ class FeedForward:
             self._store.look_ahead(layer + 1, list(dict.fromkeys(likely.tolist())))
 
     def _add_dense(self, builder: RowBuilder, x: Rows, weights: FfnWeights, y: Rows) -> None:
-        n, shape = builder.n, FfnShape.of_matrices(weights.gate, weights.up, weights.down)
+        matrices = (weights.gate, weights.up, weights.down)
+        n, shape = builder.n, FfnShape.of_matrices(*matrices, _swiglu(self._config))
         gate_kind, up_kind, down_kind = shape.kinds
         hidden, width = weights.gate.cols, weights.gate.rows
         inputs = builder.prepared("ffn.x", x, hidden, [gate_kind, up_kind])
@@ -174,6 +176,10 @@ class FeedForward:
         inputs = builder.prepared("ffn.inner", inner, width, [down_kind])
         add_products(builder, [Product(weights.down, inputs[down_kind], y, adds=True)], n)
         builder.keep(entries, first, weights)
+
+
+def _swiglu(config: ModelConfig) -> Swiglu:
+    return Swiglu(config.swiglu_limit, config.swiglu_alpha)
 
 
 def feed_forward_scratch_bytes(

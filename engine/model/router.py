@@ -20,7 +20,8 @@ def add_choice(
     logits = builder.rows("router.logits", config.experts)
     kind = weights.matrix.kind
     inputs = builder.prepared("router.x", x, config.hidden, [kind])
-    add_products(builder, [Product(weights.matrix, inputs[kind], logits)], builder.n)
+    bias = 0 if weights.bias is None else address_of_array(weights.bias)
+    add_products(builder, [Product(weights.matrix, inputs[kind], logits, bias)], builder.n)
     rule = RouteRule(
         config.score,
         config.groups,
@@ -30,5 +31,5 @@ def add_choice(
         config.renorm,
         config.routed_scale,
     )
-    bias = address_of_array(weights.correction_bias)
-    add_route(builder, builder.n, config.experts, rule, logits, bias, ids, shares)
+    correction = address_of_array(weights.correction_bias)
+    add_route(builder, builder.n, config.experts, rule, logits, correction, ids, shares)

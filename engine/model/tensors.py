@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.families import FAMILIES, Names
-from diskmoe.experts.checkpoint import DenseTensor, ExpertTensors, TensorPlan
+from diskmoe.experts.checkpoint import DenseTensor, ExpertForm, ExpertTensors, TensorPlan
 from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
 
@@ -27,16 +27,17 @@ def tensor_plan(config: ModelConfig, has: Callable[[str], bool] | None = None) -
     experts: list[ExpertTensors] = []
     for layer in range(config.layers):
         dense += _layer(config, names, layer, layer in config.moe_layers)
-    experts += [_experts(names, layer) for layer in config.moe_layers]
+    experts += [_experts(config, names, layer) for layer in config.moe_layers]
     for layer in mtp_layers(config, has):
         tensors = [*_mtp(config, names, layer), *_layer(config, names, layer, True)]
         dense += [replace(tensor, mtp=True) for tensor in tensors]
-        experts.append(replace(_experts(names, layer), mtp=True))
+        experts.append(replace(_experts(config, names, layer), mtp=True))
     return TensorPlan(
         n_layers=config.layers,
         n_experts=config.experts,
         hidden=config.hidden,
         ffn=config.expert_width,
+        biased=config.expert_bias,
         dense=tuple(dense),
         experts=tuple(experts),
     )
@@ -51,6 +52,7 @@ def verify_container(container: Container, plan: TensorPlan) -> None:
         ("hidden size", container.hidden, plan.hidden),
         ("expert width", container.ffn, plan.ffn),
         ("number of experts", container.n_experts, plan.n_experts),
+        ("whether experts have biases", container.biased, plan.biased),
     )
     for what, found, asked in facts:
         if found != asked:
@@ -114,6 +116,8 @@ def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator
     yield _matrix(f"{at}{names.o}.weight", hidden, config.q_width)
     if config.output_bias:
         yield _plain(f"{at}{names.o}.bias", hidden)
+    if config.sinks:
+        yield _plain(at + names.sinks, config.heads)
     if config.qk_norm != "none":
         per_head = config.qk_norm == "per_head"
         yield _plain(at + names.q_norm, config.head_dim if per_head else config.q_width)
@@ -124,6 +128,8 @@ def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator
         yield _matrix(at + names.dense_down, hidden, config.dense_width)
         return
     yield _plain(at + names.router, config.experts, hidden)
+    if config.router_bias:
+        yield _plain(at + names.router_bias, config.experts)
     if config.correction_bias:
         yield _plain(at + names.correction_bias, config.experts)
     if config.shared_width:
@@ -132,13 +138,17 @@ def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator
         yield _matrix(at + names.shared_down, hidden, config.shared_width)
 
 
-def _experts(names: Names, layer: int) -> ExpertTensors:
+def _experts(config: ModelConfig, names: Names, layer: int) -> ExpertTensors:
     at = names.layer.format(L=layer)
+    form: ExpertForm = "each"
+    if names.fused:
+        form = "codes" if config.expert_codes else "fused"
     return ExpertTensors(
         layer=layer,
         gate=at + names.expert_gate,
         up=at + names.expert_up,
         down=at + names.expert_down,
+        form=form,
     )
 
 

@@ -43,6 +43,8 @@ class AttentionWeights:
     o: Projection
     q_norm: Floats | None  # (head_dim,) or (q_width,)
     k_norm: Floats | None
+    sinks: Floats | None  # (heads,)
+    window: int  # keys that a row sees; 0: all
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +57,7 @@ class FfnWeights:
 @dataclass(frozen=True, eq=False)
 class RouterWeights:
     matrix: Matrix  # (experts, hidden), f32
+    bias: Floats | None  # (experts,)
     correction_bias: Floats  # (experts,), zeros where the family has none
 
 
@@ -132,15 +135,18 @@ class DenseWeights:
             o=projection(names.o, config.output_bias),
             q_norm=self.vector(at + names.q_norm) if normed else None,
             k_norm=self.vector(at + names.k_norm) if normed else None,
+            sinks=self.vector(at + names.sinks) if config.sinks else None,
+            window=config.window(layer),
         )
         dense = router = shared = None
         if at + names.router not in self:
             dense = ffn(names.dense_gate, names.dense_up, names.dense_down)
         else:
-            bias = np.zeros(config.experts, np.float32)
+            correction = np.zeros(config.experts, np.float32)
             if config.correction_bias:
-                bias = self.vector(at + names.correction_bias)
-            router = RouterWeights(self.matrix(at + names.router), bias)
+                correction = self.vector(at + names.correction_bias)
+            bias = self.vector(at + names.router_bias) if config.router_bias else None
+            router = RouterWeights(self.matrix(at + names.router), bias, correction)
             if config.shared_width:
                 shared = ffn(names.shared_gate, names.shared_up, names.shared_down)
         return LayerWeights(

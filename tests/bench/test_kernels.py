@@ -147,7 +147,8 @@ def test_a_slip_is_answered_in_one_line(
 def test_memory_that_is_not_there_is_told_with_both_numbers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(budget, "available_memory", lambda: (100 << 20, "available in a test"))
+    available = budget.Available(100 << 20, "available in a test", 1 << 30)
+    monkeypatch.setattr(budget, "available_memory", lambda: available)
     assert main(["bench", "kernels", "--mib", "200"]) == 2
     said = capsys.readouterr()
     assert "take 248 MiB, 100 MiB are available in a test" in said.err and said.out == ""

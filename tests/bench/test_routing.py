@@ -26,7 +26,7 @@ def real_model(name: str, layers: int, routing: str) -> Synthetic:
 
 
 def engine_hits(directory: Path, tokens: int, cap: int) -> tuple[int, int]:
-    options = Options(cap=cap, threads=1, ctx=256, ram_gb=4)
+    options = Options(cap=cap, threads=1, ctx=256, ram_gb=4, policy="lru")
     with Model.load(directory, options) as model:
         stats, _ = run_decode(model, 0, tokens)
     return stats.decode.hits, stats.decode.misses
@@ -119,7 +119,7 @@ def test_the_card_is_printed_and_can_be_read(
     from diskmoe.bench import shapes
     from diskmoe.engine.cli import main
 
-    monkeypatch.setattr(shapes, "shape_named", tiny_shape)
+    monkeypatch.setattr(shapes, "SHAPES", {"qwen3-30b-a3b": tiny_shape()})
     words = ["bench", "synth", "--like", "qwen3-30b-a3b", "--layers", "1"]
     assert main([*words, "--out", str(tmp_path / "a"), "--json"]) == 0
     card = json.loads(capsys.readouterr().out)

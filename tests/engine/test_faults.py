@@ -17,9 +17,10 @@ from tiny_model import random_tensors, tiny_config, write_checkpoint
 from diskmoe.engine.cli import main
 from diskmoe.experts.container import Container
 from diskmoe.experts.reader import FileReader
+from diskmoe.experts.tiles import Bytes
 
 RUN = ["--prompt-ids", "5,17,33,8", "--ngen", "6", "--ctx", "64", "--cap", "2", "--temp", "0"]
-Read = Callable[[FileReader, int, memoryview, int], int]
+Read = Callable[[FileReader, int, Bytes, int], int]
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[int], None]) -> No
     real: Read = FileReader._read
     count, lock = [0], threading.Lock()
 
-    def read(self: FileReader, fd: int, view: memoryview, offset: int) -> int:
+    def read(self: FileReader, fd: int, view: Bytes, offset: int) -> int:
         if threading.current_thread().name.startswith("diskmoe-read"):
             with lock:
                 count[0] += 1

@@ -61,7 +61,9 @@ def save_random_model(
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("inv_freq"):
                 continue
-            if "norm" in name:
+            if name.endswith("sinks"):
+                tensor.copy_(torch.randn_like(tensor))
+            elif "norm" in name:
                 tensor.copy_(1 + 0.1 * torch.randn_like(tensor))
             elif name.endswith("mlp.gate.weight"):
                 tensor.copy_(0.2 * torch.randn_like(tensor))

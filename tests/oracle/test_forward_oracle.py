@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import random_tensors, running, tiny_config, write_checkpoint
+from tiny_model import random_tensors, running, tiny_config, with_codes, write_checkpoint
 
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.forward import Transformer
@@ -54,6 +54,43 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss-long-window-truncated-yarn": (
+        "gpt_oss",
+        {
+            "sliding_window": 40,
+            "swiglu_limit": 7.0,
+            "num_experts_per_tok": 1,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "beta_fast": 8.0,
+                "attention_factor": 1.3,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "gpt-oss-plain-rope-no-bias": (
+        "gpt_oss",
+        {
+            "attention_bias": False,
+            "sliding_window": 1,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "num_experts_per_tok": 8,
+            "rope_scaling": {"rope_type": "default"},
+        },
+    ),
+    "gpt-oss-defaults": ("gpt_oss", {"rope_scaling": None, "rope_theta": None}),
+    "qwen3-yarn": (
+        "qwen3_moe",
+        {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
 }
 
 
@@ -94,7 +131,7 @@ def test_logits_and_greedy_tokens_equal_transformers(random_model, case, dtype):
     assert greedy(made.folder, PROMPT, TOKENS, False, slots=1, threads=2) == made.expected
 
 
-@pytest.mark.parametrize("case", ["qwen3-bias-dense-layers", "olmoe", "glm4"])
+@pytest.mark.parametrize("case", ["qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_converted_model_in_its_own_precision_equals_transformers(random_model, case, dtype):
     family, settings = settings_of(case)
@@ -132,7 +169,7 @@ def test_dequantised_weights_say_the_same_to_both(
         assert greedy(exact, PROMPT, 8, True) == expected
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe", "gpt_oss"])
 @pytest.mark.parametrize("top_k", [3, 8])
 @pytest.mark.parametrize(("experts", "dense"), QUANTISED)
 def test_a_quantised_model_is_near_transformers_given_the_dequantised_weights(
@@ -187,7 +224,7 @@ def repeat_routing(model: Transformer, chosen: Routing) -> None:
     model.choose_with(choose)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe", "gpt_oss"])
 def test_a_config_in_the_form_of_the_hub_means_the_same_to_both(tmp_path, oracle_of, family):
     changes = {"rope_theta": 5e4, "rope_scaling": None}
     if family == "glm4_moe":
@@ -200,7 +237,30 @@ def test_a_config_in_the_form_of_the_hub_means_the_same_to_both(tmp_path, oracle
     assert np.abs(found - oracle_of(folder).logits(PROMPT)).max() < TOLERANCE
 
 
-def converted(folder: Path, experts: str, dense: str | None = None) -> Path:
+@pytest.mark.filterwarnings("ignore:.*MXFP4")
+def test_experts_in_mxfp4_equal_transformers(tmp_path, oracle_of):
+    """As the hub has gpt-oss. In floats they are the same numbers; kept as they are, what is left is
+    the int8 rounding of activations."""
+    raw = tiny_config("gpt_oss", intermediate_size=96, num_hidden_layers=2)
+    coded, stored, exact = with_codes(raw, random_tensors(raw, 1))
+    folder = write_checkpoint(tmp_path / "codes", coded, stored, "bf16")
+    expected = oracle_of(folder).logits(PROMPT)
+    plain = write_checkpoint(tmp_path / "plain", raw, exact, "bf16")
+    np.testing.assert_allclose(oracle_of(plain).logits(PROMPT), expected, atol=1e-5)
+    with running(folder, expert_format="bf16", slots=2) as model:
+        chosen = recorded_routing(model)
+        assert np.abs(model.forward(PROMPT, "all") - expected).max() < TOLERANCE
+    kept = converted(folder, None, "bf16")
+    found = []
+    for path in (folder, kept):
+        with running(path, slots=3) as model:
+            repeat_routing(model, chosen)
+            found.append(model.forward(PROMPT, "all"))
+    assert found[0].tobytes() == found[1].tobytes()
+    assert 0 < np.abs(found[0] - expected).max() < 2e-2 * np.abs(expected).max()
+
+
+def converted(folder: Path, experts: str | None, dense: str | None = None) -> Path:
     checkpoint = Checkpoint.open(folder)
     plan = tensor_plan(read_config(checkpoint.config, str(folder)), checkpoint.has)
     out = folder.with_name(f"{folder.name}-{experts}-{dense}")

@@ -6,12 +6,14 @@ import pytest
 
 from diskmoe.engine.kernels import experts
 from diskmoe.engine.kernels.experts import batch_bytes, combine, expert_ffn
+from diskmoe.engine.kernels.ffn_shape import SILU, Swiglu
 from diskmoe.engine.kernels.matmul import Matrix, matmul
 from diskmoe.engine.kernels.paths import HOST, PORTABLE
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.experts.tiles import RecordLayout, pack_record, record_layout, unpack_record
 
 FORMATS = ("f32", "bf16", "q8", "q4")
+CLAMPED = Swiglu(limit=1.5, alpha=1.702)
 ROW_COUNTS = (1, 2, 3, 5, 8, 17, 64)
 N_EXPERTS = 4
 
@@ -19,9 +21,12 @@ N_EXPERTS = 4
 class Case:
     """Four experts in an arena of six slots, and rows that each select two of them."""
 
-    def __init__(self, fmt: str, hidden: int = 80, ffn: int = 50, n: int = 64) -> None:
+    def __init__(
+        self, fmt: str, hidden: int = 80, ffn: int = 50, n: int = 64, biased: bool = False
+    ) -> None:
         rng = np.random.default_rng(5)
-        self.layout: RecordLayout = record_layout(fmt, hidden, ffn)
+        self.layout: RecordLayout = record_layout(fmt, hidden, ffn, biased)
+        self.swiglu = CLAMPED if biased else SILU
         self.arena = np.zeros(6 * self.layout.nbytes, np.uint8)
         self.slots = np.array([4, 0, 5, 2], np.int32)  # of expert 0..3
         for slot in self.slots:
@@ -31,13 +36,18 @@ class Case:
             )
             begin = slot * self.layout.nbytes
             record = self.arena[begin : begin + self.layout.nbytes]
-            pack_record(gate, up, down, self.layout, record)
+            biases = [rng.standard_normal(rows, dtype=np.float32) for rows in (ffn, ffn, hidden)]
+            pack_record(gate, up, down, self.layout, record, biases if biased else ())
         self.x = rng.standard_normal((n, hidden), dtype=np.float32)
         self.choices = np.stack([rng.permutation(N_EXPERTS)[:2] for _ in range(n)])
 
     def weights(self, expert: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         begin = self.slots[expert] * self.layout.nbytes
         return unpack_record(self.arena[begin : begin + self.layout.nbytes], self.layout)
+
+    def biases(self, expert: int) -> tuple[np.ndarray, ...]:
+        begin = self.slots[expert] * self.layout.nbytes
+        return self.layout.biases(self.arena[begin : begin + self.layout.nbytes])
 
     def run(
         self, workers: Workers, first: int, n: int, wanted: tuple[int, ...] = (0, 1, 2, 3), **kw
@@ -53,6 +63,7 @@ class Case:
         x = self.x[first : first + n]
         slots = self.slots[list(wanted)]
         rows = selections // 2
+        kw.setdefault("swiglu", self.swiglu)
         expert_ffn(
             x, rows, selections, row_begin, slots, self.arena, self.layout, out, workers, **kw
         )
@@ -68,6 +79,25 @@ def test_float_experts_equal_their_twin(fmt: str, alone: Workers):
         where = case.choices == expert
         error = out[where] - wanted[np.nonzero(where)[0]]
         assert np.abs(error).max() < 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("fmt", ["f32", "bf16"])
+@pytest.mark.parametrize("ffn", [50, 64])
+def test_experts_with_biases_and_a_limit_equal_their_twin(fmt: str, ffn: int, alone: Workers):
+    case = Case(fmt, ffn=ffn, biased=True)
+    out = case.run(alone, 0, 64).reshape(64, 2, -1)
+    for expert in range(N_EXPERTS):
+        wanted = naive.expert_ffn(case.x, *case.weights(expert), case.biases(expert), CLAMPED)
+        where = case.choices == expert
+        error = out[where] - wanted[np.nonzero(where)[0]]
+        assert np.abs(error).max() < 1e-5 * np.abs(wanted).max()
+
+
+def test_a_limit_keeps_what_is_no_number(alone: Workers):
+    case = Case("f32", biased=True)
+    case.biases(0)[0][3] = np.nan
+    out = case.run(alone, 0, 64).reshape(64, 2, -1)
+    assert (np.isnan(out).all(axis=2) == (case.choices == 0)).all()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -97,11 +127,12 @@ def test_an_expert_has_the_bits_of_its_matrices_multiplied_apart(fmt: str, alone
 
 
 @pytest.mark.usefixtures("split_everything")
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", [*FORMATS, "mxfp4"])
+@pytest.mark.parametrize("biased", [False, True])
 def test_a_selection_does_not_depend_on_the_others_or_threads(
-    fmt: str, alone: Workers, pair: Workers
+    fmt: str, biased: bool, alone: Workers, pair: Workers
 ):
-    case = Case(fmt)
+    case = Case(fmt, biased=biased)
     single = np.concatenate([case.run(alone, i, 1) for i in range(64)])
     for n in ROW_COUNTS:
         for workers in (alone, pair):
@@ -119,8 +150,9 @@ def test_blocks_of_selections_change_nothing(pair: Workers):
 
 
 @pytest.mark.parametrize("fmt", ["q8", "q4"])
-def test_portable_code_gives_the_bits_of_the_host_code(fmt: str, alone: Workers):
-    case = Case(fmt)
+@pytest.mark.parametrize("biased", [False, True])
+def test_portable_code_gives_the_bits_of_the_host_code(fmt: str, biased: bool, alone: Workers):
+    case = Case(fmt, biased=biased)
     host, portable = (case.run(alone, 0, 17, path=path) for path in (HOST, PORTABLE))
     assert host.tobytes() == portable.tobytes()
 

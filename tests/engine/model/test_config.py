@@ -8,6 +8,7 @@ from tiny_model import tiny_config
 
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.rope import Yarn
 from diskmoe.experts.errors import BadModel
 
 
@@ -118,13 +119,64 @@ def test_values_inside_rope_parameters_win_over_plain_keys():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}},
+        {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6}},
     ],
 )
 def test_scaled_rope_is_refused_by_name(changes):
-    assert "'yarn'" in complaint(tiny_config("qwen3_moe", **changes))
+    assert "'linear'" in complaint(tiny_config("qwen3_moe", **changes))
+
+
+def test_yarn_is_read_with_its_defaults():
+    given = {"rope_type": "yarn", "factor": 4.0, "beta_slow": None}
+    yarn = read_config(tiny_config("qwen3_moe", rope_scaling=given), "x").yarn
+    assert yarn == Yarn(4.0, 256, 32.0, 1.0, True, 0.1 * math.log(4) + 1)
+    given |= {"attention_factor": 1.25, "truncate": False, "original_max_position_embeddings": 64}
+    yarn = read_config(tiny_config("qwen3_moe", rope_scaling=given), "x").yarn
+    assert yarn == Yarn(4.0, 64, 32.0, 1.0, False, 1.25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"factor": None}, "factor is missing"),
+        ({"factor": 0.5}, "factor is 0.5"),
+        ({"beta_fast": 0}, "beta_fast is 0"),
+        ({"truncate": 1}, "truncate is 1"),
+        ({"mscale": 1.0}, "yarn with mscale"),
+        ({"rope_theta": 1.0}, "more than 1"),
+        ({"original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"),
+    ],
+)
+def test_a_yarn_that_cannot_be_is_refused(changes, words):
+    scaling = {"rope_type": "yarn", "factor": 4.0} | changes
+    assert words in complaint(tiny_config("qwen3_moe", rope_scaling=scaling))
+
+
+def test_gpt_oss_alternates_windows_and_has_yarn_by_default():
+    gone = dict.fromkeys(("rope_scaling", "rope_theta", "sliding_window", "swiglu_limit"))
+    config = read_config(tiny_config("gpt_oss", attention_bias=None, **gone), "x")
+    assert config.windows == (128, 0, 128)
+    assert [config.window(layer) for layer in (0, 1, 3)] == [128, 0, 0]
+    assert config.yarn == Yarn(32.0, 4096, 32.0, 1.0, False, 0.1 * math.log(32) + 1)
+    assert (config.rope_theta, config.swiglu_limit, config.swiglu_alpha) == (150_000, 7, 1.702)
+    assert config.qkv_bias and config.output_bias and config.sinks and config.router_bias
+    assert not config.expert_codes
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"layer_types": ["full_attention"] * 2},
+        {"layer_types": ["full_attention", "sliding_attention", "chunked_attention"]},
+        {"layer_types": "full_attention"},
+        {"sliding_window": 0},
+        {"swiglu_limit": 0},
+    ],
+)
+def test_windows_and_limits_that_cannot_be_are_refused(wrong):
+    assert next(iter(wrong)) in complaint(tiny_config("gpt_oss", **wrong))
 
 
 def test_rope_that_differs_between_layers_is_refused():
@@ -138,9 +190,9 @@ def test_an_empty_rope_scaling_means_plain_rope():
 
 
 def test_an_unsupported_family_is_named_and_the_supported_ones_listed():
-    message = complaint(tiny_config("qwen3_moe") | {"model_type": "gpt_oss"})
-    assert "'gpt_oss'" in message
-    assert "glm4_moe, olmoe, qwen3_moe" in message
+    message = complaint(tiny_config("qwen3_moe") | {"model_type": "mixtral"})
+    assert "'mixtral'" in message
+    assert "glm4_moe, gpt_oss, olmoe, qwen3_moe" in message
 
 
 @pytest.mark.parametrize("raw", [None, [], "text", 3])
@@ -253,6 +305,9 @@ def test_a_sliding_window_is_refused_by_name():
 def test_a_checkpoint_that_is_quantised_already_is_refused_by_method():
     quantised: dict[str, Any] = {"quant_method": "fp8"}
     assert "fp8" in complaint(tiny_config("qwen3_moe", quantization_config=quantised))
+    mxfp4 = {"quant_method": "mxfp4"}
+    assert "mxfp4" in complaint(tiny_config("qwen3_moe", quantization_config=mxfp4))
+    assert read_config(tiny_config("gpt_oss", quantization_config=mxfp4), "x").expert_codes
 
 
 def test_stop_ids_may_be_a_list_and_null_ones_are_none():

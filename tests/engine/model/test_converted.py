@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import random_tensors, running, tiny_config, write_checkpoint
+from tiny_model import random_tensors, running, tiny_config, with_codes, write_checkpoint
 
+from diskmoe.engine.converting import convert_model
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import dense_bytes, load_dense
@@ -29,17 +30,35 @@ def make(folder: Path, experts: str | None, dense: str | None, **changes: Any) -
     return source, folder / "converted"
 
 
+def make_coded(folder: Path, experts: str | None, dense: str | None) -> tuple[Path, Path]:
+    """(checkpoint, converted) of a tiny model whose experts are MXFP4 codes."""
+    raw = tiny_config("gpt_oss", intermediate_size=96)
+    coded, stored, _ = with_codes(raw, random_tensors(raw, 1))
+    source = write_checkpoint(folder / "source", coded, stored, "bf16")
+    plan = tensor_plan(read_config(coded, "tiny"))
+    convert(Checkpoint.open(source), plan, folder / "converted", experts, dense)
+    return source, folder / "converted"
+
+
 @pytest.mark.parametrize(
     ("experts", "dense"),
     [("f32", "f32"), ("bf16", "bf16"), ("q8", "q8"), ("q4", "q8"), (None, None)],
 )
-def test_checkpoint_and_container_give_the_same_logits_bytes(tmp_path, experts, dense):
+@pytest.mark.parametrize("make", [make, make_coded])
+def test_checkpoint_and_container_give_the_same_logits_bytes(tmp_path, make, experts, dense):
     source, folder = make(tmp_path, experts, dense)
     with running(source, expert_format=experts, dense_format=dense, slots=3) as model:
         expected = model.forward(PROMPT, "all")
     with running(folder, slots=1, threads=2) as model:
         found = [model.forward(PROMPT[:3], "all"), model.forward(PROMPT[3:], "all")]
     assert b"".join(part.tobytes() for part in found) == expected.tobytes()
+
+
+@pytest.mark.parametrize("asked", ["auto", "q8"])
+def test_experts_in_codes_stay_as_they_are_unless_a_format_is_asked_for(tmp_path, asked):
+    source, _ = make_coded(tmp_path, "q4", "q8")
+    convert_model(source, tmp_path / "out", asked, "q8", lambda line: None)
+    assert Container.open(tmp_path / "out").expert_format == ("mxfp4" if asked == "auto" else "q8")
 
 
 def test_the_format_of_a_container_wins_over_one_that_is_asked_for(tmp_path):
@@ -67,6 +86,10 @@ def test_the_mtp_layer_is_kept_in_the_files_and_not_loaded(tmp_path):
         ({"moe_intermediate_size": 32}, "expert width is 48, config.json says 32"),
         ({"n_routed_experts": 4}, "number of experts is 8, config.json says 4"),
         ({"num_hidden_layers": 9}, "experts of layer 4 are missing"),
+        (
+            {"model_type": "gpt_oss", "num_local_experts": 8, "intermediate_size": 48},
+            "experts have biases is False, config.json says True",
+        ),
         ({"vocab_size": 90}, "embed_tokens.weight has shape [96, 64]"),
         ({"tie_word_embeddings": False, "head_dim": 16}, "has shape"),
     ],

@@ -34,6 +34,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4_moe",
         {"n_shared_experts": 0, "attention_bias": False, "first_k_dense_replace": 0},
     ),
+    "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss plain": (
+        "gpt_oss",
+        {
+            "attention_bias": False,
+            "sliding_window": 1,
+            "rope_scaling": {"rope_type": "default"},
+            "swiglu_limit": 7.0,
+            "swiglu_alpha": 1.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt-oss in widths that fill no tile": (
+        "gpt_oss",
+        {"vocab_size": 51, "hidden_size": 40, "head_dim": 20, "intermediate_size": 24},
+    ),
     "widths that fill no tile": (
         "qwen3_moe",
         {

@@ -16,6 +16,8 @@ from diskmoe.experts.container import Container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.errors import BadOutput
 from diskmoe.experts.export import export_checkpoint
+from diskmoe.experts.records import CheckpointRecords
+from diskmoe.experts.tiles import aligned_zeros, unpack_record
 
 TOLERANCE = 1e-4
 _FORMS = {"checkpoint": None, "converted f32": "f32", "converted bf16": "bf16"}
@@ -87,9 +89,13 @@ def test_an_exported_model_is_the_converted_one_in_f32(golden, tmp_path):
     exported.verify(plan)
     for tensor in plan.dense:
         np.testing.assert_array_equal(exported.f32(tensor.name), container.f32(tensor.name))
-    layer = plan.experts[-1]
-    for name, matrix in zip(layer.names(1), container.expert_f32(layer.layer, 1), strict=True):
-        np.testing.assert_array_equal(exported.f32(name), matrix)
+    records, layer = CheckpointRecords(exported, plan, "f32"), plan.experts[-1].layer
+    record = aligned_zeros(records.record_layout.nbytes)
+    records.load(layer, 1, record)
+    records.close()
+    found = unpack_record(record, records.record_layout)
+    for ours, theirs in zip(found, container.expert_f32(layer, 1), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(BadOutput, match="in use"):
         export_checkpoint(container, plan, tmp_path / "exported")
     # the logits that transformers gave to these numbers

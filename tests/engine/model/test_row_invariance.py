@@ -12,19 +12,23 @@ from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.convert import convert
 
 FORMATS = ["f32", "bf16", "q8", "q4"]
+CASES = [*(("glm4_moe", fmt) for fmt in FORMATS), ("gpt_oss", "q4"), ("gpt_oss", "mxfp4")]
 ROWS = 66
 SPLITS = [1, 2, 3, 5, 8, 17, 64]
 EXPERTS = 8
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A converted model of one dense and one MoE layer, with groups and a shared expert."""
-    raw = tiny_config("glm4_moe", hidden_size=80, num_hidden_layers=2, n_group=2, topk_group=2)
+    """A converted model: a dense and a MoE layer, with groups and a shared expert; or one with
+    windows, sinks, biases and clamps."""
+    family, fmt = request.param
+    groups = {"n_group": 2, "topk_group": 2} if family == "glm4_moe" else {}
+    raw = tiny_config(family, hidden_size=80, num_hidden_layers=2, **groups)
     folder = tmp_path_factory.mktemp("invariance")
     source = write_checkpoint(folder / "source", raw, random_tensors(raw, seed=3))
     plan = tensor_plan(read_config(raw, "tiny"))
-    convert(Checkpoint.open(source), plan, folder / "made", request.param, request.param)
+    convert(Checkpoint.open(source), plan, folder / "made", fmt, fmt)
     return folder / "made"
 
 

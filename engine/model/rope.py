@@ -1,0 +1,50 @@
+"""How fast the pairs of a head turn from position to position, and how large they are then.
+
+The rule of this file: numbers in, numbers out; which pairs they are for is the kernels' business.
+Plain rope turns pair i by ``theta ** (-2 i / dims)`` per position. Yarn (Peng et al., 2023) spreads
+a trained context over ``factor`` times as many positions: pairs that turn many times within it stay
+as they are, those that hardly turn are slowed by the factor, and those between by a part of it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """Rope over `factor` times the `trained` positions."""
+
+    factor: float
+    trained: int
+    fast: float  # pairs that turn at least as often within the trained positions stay as they are
+    slow: float  # those that turn at most as often are slowed by the whole factor
+    truncate: bool  # the two limits are moved apart to whole pairs
+    magnitude: float  # of cosines and sines
+
+
+def yarn_magnitude(factor: float) -> float:
+    """What makes up for flatter softmaxes over a longer context, by the method's own formula."""
+    return 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+
+
+def rope_frequencies(theta: float, dims: int, yarn: Yarn | None) -> npt.NDArray[np.float64]:
+    """(dims / 2,), what the pairs turn by per position."""
+    plain = 1.0 / theta ** (np.arange(0, dims, 2) / dims)
+    if yarn is None:
+        return plain
+    trained = yarn.trained
+
+    def pair_that_turns(times: float) -> float:
+        return dims * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = pair_that_turns(yarn.fast), pair_that_turns(yarn.slow)
+    if yarn.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dims - 1)
+    if first == last:
+        last += 0.001
+    slowed = np.clip((np.arange(dims // 2) - first) / (last - first), 0, 1)
+    return plain * (1 - slowed) + plain / yarn.factor * slowed

@@ -1,0 +1,156 @@
+"""The experts of a layer as a checkpoint has them, in each of its forms.
+
+The rule of this file: it knows where bytes lie and what they mean, and reads nothing by itself: it
+is given room and a function that reads into it. `checkpoint.ExpertTensors` says what the forms are.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, TensorPlan
+from diskmoe.experts.errors import BadModel
+from diskmoe.experts.formats import GROUP, Quantised, dequantise
+from diskmoe.experts.reader import through_nbytes
+from diskmoe.experts.safetensors_io import TensorInfo, as_f32, numpy_dtype, shown
+from diskmoe.experts.tiles import (
+    Bytes,
+    MatrixLayout,
+    RecordLayout,
+    pack,
+    pack_biases,
+    pack_values,
+    packing_bytes,
+)
+
+Weights = npt.NDArray[np.float32] | npt.NDArray[np.uint16] | Quantised  # u16: the bits of bf16
+Read = Callable[[TensorInfo, Bytes], Bytes]  # (what to read, room for it) -> its bytes in the room
+
+CODES = "mxfp4"  # the format that keeps codes exactly
+
+
+class StoredExperts:
+    """Where the weights of a layer's experts are, and how they come out of there."""
+
+    def __init__(self, checkpoint: Checkpoint, plan: TensorPlan, tensors: ExpertTensors) -> None:
+        self._checkpoint = checkpoint
+        self._tensors = tensors
+        self._biased = plan.biased
+        if tensors.form == "codes" and (plan.hidden % GROUP or plan.ffn % GROUP):
+            raise BadModel(
+                f"{checkpoint.path}: experts of {plan.ffn} x {plan.hidden} have no whole groups of "
+                f"{GROUP} columns, as MXFP4 has them: config.json is of another model"
+            )
+
+    def own_format(self) -> str:
+        """The format that keeps the weights exactly."""
+        if self._tensors.form == "codes":
+            return CODES
+        # the experts of a layer share their type: one speaks for all
+        own = {self._checkpoint.own_format(name) for name in self._tensors.names(0)}
+        return "bf16" if own == {"bf16"} else "f32"
+
+    def pieces(self, expert: int) -> list[TensorInfo]:
+        """The parts of tensors that an expert is made of."""
+        weights = [piece for name, _ in self._sources(expert) for piece in self._of(name, expert)]
+        return weights + self._bias_pieces(expert)
+
+    def _sources(self, expert: int) -> list[tuple[str, list[slice]]]:
+        """Tensors, and which of their rows (outputs) are gate, up and down, in this order."""
+        gate, up, down = self._tensors.names(expert)
+        if self._tensors.form == "each":
+            return [(name, [slice(None)]) for name in (gate, up, down)]
+        return [(gate, [slice(0, None, 2), slice(1, None, 2)]), (down, [slice(None)])]
+
+    def _of(self, name: str, expert: int) -> list[TensorInfo]:
+        """The expert's own part of a tensor: its numbers, or blocks and scales."""
+        if self._tensors.form == "each":
+            return [self._checkpoint.info(name)]
+        endings = ("_blocks", "_scales") if self._tensors.form == "codes" else ("",)
+        return [self._part(name + ending, expert) for ending in endings]
+
+    def _part(self, name: str, expert: int) -> TensorInfo:
+        """An expert's own part of a tensor of all experts."""
+        whole = self._checkpoint.info(name)
+        nbytes = whole.nbytes // whole.shape[0]
+        return replace(
+            whole, shape=whole.shape[1:], offset=whole.offset + expert * nbytes, nbytes=nbytes
+        )
+
+    def _bias_pieces(self, expert: int) -> list[TensorInfo]:
+        names = (self._tensors.gate, self._tensors.down) if self._biased else ()
+        return [self._part(name + "_bias", expert) for name in names]
+
+    def buffer_bytes(self, expert: int) -> int:
+        """The buffer that `load` needs."""
+        read_at_once = [self._of(name, expert) for name, _ in self._sources(expert)]
+        read_at_once += [[piece] for piece in self._bias_pieces(expert)]
+        return max(sum(through_nbytes(p.nbytes) for p in pieces) for pieces in read_at_once)
+
+    def temporary_bytes(self, expert: int, part: MatrixLayout) -> int:
+        """Most bytes that `load` takes to pack one matrix so, beside the buffer."""
+        elements = part.rows * part.cols
+        if self._tensors.form == "codes":
+            numbers = elements + elements // 2
+            wide = 0 if part.format == CODES else 8 * elements + packing_bytes(part, False)
+            return numbers + wide
+        dtypes = {piece.dtype for piece in self.pieces(expert)}
+        most = max(packing_bytes(part, dtype == "BF16") for dtype in dtypes)
+        if "F16" in dtypes:
+            most += 4 * elements  # its f32 copy
+        if self._tensors.form == "fused":  # turned to output-major
+            most += (2 if part.format == "bf16" and dtypes == {"BF16"} else 4) * elements
+        return most
+
+    def load(
+        self, expert: int, buffer: Bytes, read: Read, layout: RecordLayout, record: Bytes
+    ) -> None:
+        """Fill an expert's record u8 (layout.nbytes,).
+
+        buffer: page-aligned, `buffer_bytes`. BadModel for numbers that the format cannot have.
+        """
+        places = iter([(part, record[begin:end]) for part, begin, end in layout.parts()])
+        for name, cuts in self._sources(expert):
+            stored, used = [], 0
+            for piece in self._of(name, expert):
+                raw = read(piece, buffer[used:])
+                stored.append(raw.view(numpy_dtype(piece.dtype)).reshape(piece.shape))
+                used += through_nbytes(piece.nbytes)
+            for cut in cuts:
+                part, out = next(places)
+                try:
+                    # not bound to a name: one matrix is gone before the next one is made
+                    _pack(self._weights(piece.dtype, stored, cut), part, out)
+                except ValueError as error:
+                    raise BadModel(f"{piece.path}: tensor {shown(piece.name)}: {error}") from None
+        biases: list[npt.NDArray[np.float32]] = []
+        for piece, (_, cuts) in zip(self._bias_pieces(expert), self._sources(expert), strict=False):
+            bias = as_f32(read(piece, buffer).view(numpy_dtype(piece.dtype)), piece.dtype)
+            biases += [bias[cut].copy() for cut in cuts]
+        pack_biases(biases, layout, record)
+
+    def _weights(self, dtype: str, stored: list[npt.NDArray[Any]], cut: slice) -> Weights:
+        """The rows `cut` of a matrix (outputs, inputs)."""
+        if self._tensors.form == "codes":
+            blocks, scales = (array[cut] for array in stored)
+            rows, groups, _ = blocks.shape
+            codes = np.empty((rows, groups, GROUP), np.uint8)
+            np.bitwise_and(blocks, 15, out=codes[..., 0::2])
+            np.right_shift(blocks, 4, out=codes[..., 1::2])
+            return Quantised(codes.reshape(rows, -1), scales)
+        numbers = (stored[0].T if self._tensors.form == "fused" else stored[0])[cut]
+        return numbers.view(np.uint16) if dtype == "BF16" else as_f32(numbers, dtype)
+
+
+def _pack(weights: Weights, part: MatrixLayout, out: Bytes) -> None:
+    if not isinstance(weights, Quantised):
+        pack(weights, part, out)
+    elif part.format == CODES:
+        pack_values(weights, part, out)
+    else:
+        if (weights.scales == 0xFF).any():
+            raise ValueError(f"a {CODES} scale is not a number")
+        pack(dequantise(*weights), part, out)
