@@ -47,10 +47,12 @@ class Tail:
 class State:
     """A set of stacks. Compare with ``is``."""
 
-    __slots__ = ("allowed", "chain", "items", "may_end", "next", "only", "tokens")
+    __slots__ = ("allowed", "chain", "items", "key", "may_end", "next", "only", "tokens")
 
     def __init__(self, items: tuple[tuple[int, Tail], ...], may_end: bool, graph: Graph):
         self.items = items
+        # the positions alone: what states at one place of a grammar have in common
+        self.key = tuple(position for position, _ in items)
         self.may_end = may_end  # the text may stop here
         self.next: dict[int, State | None] = {}
         self.chain: tuple[bytes, State] | None = None
@@ -62,11 +64,6 @@ class State:
         self.allowed = allowed  # a 256-bit set: bit b is set when byte b may come next
         single = not may_end and not self.tokens and allowed and not allowed & (allowed - 1)
         self.only = allowed.bit_length() - 1 if single else -1  # the byte that must come next
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """The positions alone: what two states at one place of a grammar have in common."""
-        return tuple(position for position, _ in self.items)
 
 
 class TooMuch(Exception):
