@@ -47,7 +47,7 @@ class Tail:
 class State:
     """A set of stacks. Compare with ``is``."""
 
-    __slots__ = ("allowed", "chain", "items", "key", "may_end", "next", "only", "tokens")
+    __slots__ = ("allowed", "chain", "choices", "items", "key", "may_end", "next", "only", "tokens")
 
     def __init__(self, items: tuple[tuple[int, Tail], ...], may_end: bool, graph: Graph):
         self.items = items
@@ -62,8 +62,9 @@ class State:
             allowed |= graph.mask[position]
             self.tokens = self.tokens or bool(graph.tokens[position])
         self.allowed = allowed  # a 256-bit set: bit b is set when byte b may come next
-        single = not may_end and not self.tokens and allowed and not allowed & (allowed - 1)
-        self.only = allowed.bit_length() - 1 if single else -1  # the byte that must come next
+        self.choices = allowed.bit_count()
+        forced = self.choices == 1 and not may_end and not self.tokens
+        self.only = allowed.bit_length() - 1 if forced else -1  # the byte that must come next
 
 
 class TooMuch(Exception):

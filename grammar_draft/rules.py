@@ -62,7 +62,7 @@ class Rule:
     name: str
     alternatives: list[Alternative] = field(default_factory=list)
     position: int = 0
-    made: str = ""  # "group" or "stack" (a repetition of a repetition) when nobody wrote its name
+    made: str = ""  # when nobody wrote its name: "group", "stack" (of repetitions) or "json"
 
 
 @dataclass

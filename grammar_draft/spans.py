@@ -13,7 +13,7 @@ where the model was seen to write it. Drafts are verified, so a wrong one costs 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from diskmoe.grammar_draft.automaton import State
@@ -60,7 +60,7 @@ class Spans:
         """A new text begins behind a prompt, of which only habits are learned (and the last tokens
         kept, for spelling). thinking: the prompt has opened a thinking block."""
         self._recent: tuple[int, ...] = ()
-        self._held: tuple[tuple[object, ...], int, int] | None = None
+        self._held: tuple[Hashable, list[int]] | None = None  # a place, and the span with its last
         if prompt:
             self.walker.restart()
             self.accept(prompt)
@@ -72,12 +72,17 @@ class Spans:
         for token in tokens:
             data = self._bytes[token] if 0 <= token < len(self._bytes) else None
             self.walker.feed(data or b"", token)
-            if self._held is not None:
-                place, held, ahead = self._held
-                self._held = (place, held, ahead - 1) if ahead else None
-                if not ahead:
-                    self.walker.habits.learn(place, int(token == held), few=False)
+            self._compare(token)
         self._recent = (*self._recent, *tokens[-_CONTEXT_TOKENS:])[-_CONTEXT_TOKENS:]
+
+    def _compare(self, token: int) -> None:
+        """Learns whether a last token that was held back has come all the same."""
+        if self._held is None:
+            return
+        place, span = self._held
+        if len(span) == 1:
+            self.walker.habits.learn(place, int(token == span[0]), few=False)
+        self._held = (place, span[1:]) if len(span) > 1 and token == span[0] else None
 
     def propose(self, room: int) -> list[int]:
         """The tokens that the text should go on with; none where nothing is expected.
@@ -90,7 +95,7 @@ class Spans:
             return []
         assert walker.state is not None
         cap = min(self._cap, room)
-        data, end, stray = walker.expected(cap * _BYTES_PER_TOKEN)
+        data, end = walker.expected(cap * _BYTES_PER_TOKEN)
         if not data:
             token = walker.automaton.forced_token(walker.state)
             return [] if token is None else [token]
@@ -102,7 +107,7 @@ class Spans:
             span = self._spelled[key] = self._spell(data)
         if len(span) > cap or len(data) >= cap * _BYTES_PER_TOKEN:
             return span[:cap] if len(span) > cap else span[:-1]
-        if span and (stray or self._could_merge(span, data, end)):
+        if span and self._could_merge(span, data, end):
             return self._without_last(span, end)
         return list(span)
 
@@ -112,7 +117,7 @@ class Spans:
         known = self.walker.habits.guess(place)
         if known is not None and known[0]:
             return list(span)
-        self._held = (place, span[-1], len(span) - 1)
+        self._held = (place, span)
         return span[:-1]
 
     # spelling
@@ -129,14 +134,12 @@ class Spans:
             at = len(joined) - len(text.encode()) + len(context)  # a tokenizer may add a blank
             if not joined.endswith(text.encode()):
                 continue
-            for i, token in enumerate(ids):
-                if at <= 0:
-                    break
-                at -= len(self._bytes[token] or b"")
-            else:
-                continue
+            first = 0
+            while at > 0 and first < len(ids):
+                at -= len(self._bytes[ids[first]] or b"")
+                first += 1
             if at == 0:
-                return list(ids[i:])
+                return list(ids[first:])
         return []
 
     def _context(self) -> bytes:
@@ -147,7 +150,7 @@ class Spans:
             if data is None:
                 break
             found = data + found
-            if len(found) >= _CONTEXT_BYTES and not found[0] & 0xC0 == 0x80:
+            if len(found) >= _CONTEXT_BYTES and found[0] & 0xC0 != 0x80:
                 break
         return found
 

@@ -21,9 +21,10 @@ from diskmoe.grammar_draft.habits import PAYS, Habits
 
 _BLANKS = b" \t\r\n"
 _NEWLINE = ord("\n")
-MAX_STRAY = 32  # blanks out of place that are stepped over in a row
+MAX_BLANKS = 64  # a run of blanks that is told from a longer one, or stepped over out of place
 MAX_LINES = 16  # places where lines have started
 _FEW = 8  # bytes possible at a place whose habit is trusted at once
+_MANY = 64  # more than these: free text, without habits
 _PROBATION = 8  # bytes that must fit before a text that was lost in mid-line is drafted for again
 _WORK = 200_000  # frames a text may touch in the automaton ...
 _WORK_PER_BYTE = 100  # ... and more for every byte of it
@@ -47,11 +48,11 @@ class Walker:
     def restart(self, thinking: bool = False) -> None:
         """A new text begins; what was learned stays. thinking: inside an opened block."""
         self.state: State | None = None
-        self.stray = b""  # blanks stepped over since the last byte that fitted
+        self._blanks = b""  # the run of blanks the text ends in, out of place or not
         self._others: list[State] = []  # where the text may stand as well, when it is not sure
         self._probation = 0
         self._lost = False  # in a line that was left; the next one may be taken up
-        self._line_start = True
+        self._line_start = True  # of the whole text; of other lines the blanks tell
         self._thinking = thinking
         self._seen = b""  # while thinking: the latest bytes; else: perhaps the start of a tag
 
@@ -71,7 +72,8 @@ class Walker:
         if (self.automaton.start if state is None else state).tokens and not self._thinking:
             after = self.automaton.advance_token(state or self.automaton.start, token, data)
             if after is not None:
-                self.state, self._others, self.stray = after, [], b""
+                self.state, self._others = after, []
+                self._blanks = b""
                 return
         for i, byte in enumerate(data):
             if self.state is not None:
@@ -84,34 +86,34 @@ class Walker:
             self.off = f"grammar {self.automaton.name} is too ambiguous to follow"
         return None
 
-    def expected(self, limit: int) -> tuple[bytes, State, bytes]:
+    def expected(self, limit: int) -> tuple[bytes, State]:
         """What the text will say next: forced bytes, and habits at branches while they pay.
 
-        Returns (bytes, the state behind them, the blanks out of place that they end in).
+        Returns (bytes, the state behind them).
         """
-        state, stray = self.state, self.stray
+        state, blanks = self.state, self._blanks
         assert state is not None
         said = bytearray()
         sure = 1.0
         while len(said) < limit:
             byte = state.only
-            place: Hashable = (state.key, stray)
-            if byte < 0 or stray or place in self._deviant:
-                guess = self.habits.guess(place)
-                if guess is not None and sure * guess[1] >= PAYS:
-                    byte = guess[0]
-                    sure *= guess[1]
-                elif guess is not None or byte < 0:
-                    break
+            if byte < 0 or self._deviant:
+                place = (state.key, blanks)
+                if byte < 0 or place in self._deviant:
+                    guess = self.habits.guess(place)
+                    if guess is not None and sure * guess[1] >= PAYS:
+                        byte = guess[0]
+                        sure *= guess[1]
+                    elif guess is not None or byte < 0:
+                        break
             after = self.automaton.advance(state, byte)
-            if after is None:
-                if byte not in _BLANKS or len(stray) >= MAX_STRAY:
-                    break
-                stray += bytes([byte])
-            else:
-                state, stray = after, b""
+            if after is not None:
+                state = after
+            elif byte not in _BLANKS or len(blanks) >= MAX_BLANKS:
+                break
+            blanks = _run(blanks, byte)
             said.append(byte)
-        return bytes(said), state, stray
+        return bytes(said), state
 
     # one byte
 
@@ -123,21 +125,23 @@ class Walker:
         if after is None:
             self._misfit(byte)
             return
-        if byte != state.only or self._deviant:
-            self._learn(state, byte, state.allowed.bit_count() <= _FEW)
+        if state.choices <= _MANY and (byte != state.only or self._deviant):
+            self._learn(state, byte, state.choices <= _FEW)
         if self._others:
             steps = (self.automaton.advance(other, byte) for other in self._others)
             self._others = [other for other in steps if other is not None and other is not after]
         self.state = after
-        self.stray = b""
         if self._probation:
             self._probation -= 1
-        if byte == _NEWLINE:
-            self._note_line(after)
-        self._line_start = byte == _NEWLINE
+        if byte in _BLANKS:
+            self._blanks = _run(self._blanks, byte)
+            if byte == _NEWLINE:
+                self._note_line(after)
+        elif self._blanks:
+            self._blanks = b""
 
     def _learn(self, state: State, byte: int, few: bool) -> None:
-        place = (state.key, self.stray)
+        place = (state.key, self._blanks)
         if byte != state.only or place in self._deviant:
             self.habits.learn(place, byte, few)
 
@@ -156,26 +160,24 @@ class Walker:
                 self._others.remove(other)
                 self._step(byte)
                 return
-        if byte in _BLANKS and state.allowed and len(self.stray) < MAX_STRAY:
+        if byte in _BLANKS and state.allowed and len(self._blanks) < MAX_BLANKS:
             if not state.may_end:
-                self._deviant.add((state.key, self.stray))
+                self._deviant.add((state.key, self._blanks))
                 self._learn(state, byte, True)
-            self.stray += bytes([byte])
-            self._line_start = self._line_start or byte == _NEWLINE
+            self._blanks = _run(self._blanks, byte)
             return
-        complete = state.may_end
-        self._line_start = self._line_start or b"\n" in self.stray
-        self.state, self._others, self.stray = None, [], b""
-        self._lost = not complete
+        self.state, self._others = None, []
+        self._lost = not state.may_end
         self._wait(byte)
 
     def _wait(self, byte: int) -> None:
         """A byte of a text whose place is not known: it may begin here."""
         if self._tags is not None and self._may_open(byte):
             return
-        line_start = self._line_start
-        self._line_start = byte == _NEWLINE or (line_start and byte in _BLANKS)
-        if byte in _BLANKS and line_start:
+        line_start = self._line_start or b"\n" in self._blanks
+        self._line_start = line_start and byte in _BLANKS
+        self._blanks = _run(self._blanks, byte)
+        if line_start and byte in _BLANKS:
             return
         places = [self.automaton.start]
         if line_start:
@@ -224,3 +226,10 @@ class Walker:
             return b""
         self._thinking, self._seen, self._line_start = False, b"", True
         return seen[at + len(closing) :]
+
+
+def _run(blanks: bytes, byte: int) -> bytes:
+    """The run of blanks that a text ends in, behind one more byte."""
+    if byte not in _BLANKS:
+        return b""
+    return blanks + bytes([byte]) if len(blanks) < MAX_BLANKS else blanks
