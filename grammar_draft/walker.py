@@ -101,11 +101,15 @@ class Walker:
                 place = (state.key, blanks)
                 if byte < 0 or place in self._deviant:
                     guess = self.habits.guess(place)
-                    if guess is not None and sure * guess[1] >= PAYS:
-                        byte = guess[0]
-                        sure *= guess[1]
-                    elif guess is not None or byte < 0:
-                        break
+                    if guess is None:
+                        if byte < 0:
+                            break
+                    else:
+                        byte, share = guess
+                        if byte not in _BLANKS and not blanks:  # a style is one guess, not many
+                            sure *= share
+                        if sure < PAYS:
+                            break
             after = self.automaton.advance(state, byte)
             if after is not None:
                 state = after
@@ -177,8 +181,6 @@ class Walker:
         line_start = self._line_start or b"\n" in self._blanks
         self._line_start = line_start and byte in _BLANKS
         self._blanks = _run(self._blanks, byte)
-        if line_start and byte in _BLANKS:
-            return
         places = [self.automaton.start]
         if line_start:
             places = [*self._lines, *places]

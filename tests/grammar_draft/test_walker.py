@@ -86,7 +86,7 @@ def test_a_line_inside_a_structure_is_taken_up_where_lines_like_it_began() -> No
     walk.feed(b'  {\n    "a": null,\n')  # no number: the grammar is left
     assert walk.state is None
     assert expected(walk, '    "b') == '": '
-    assert expected(walk, '": 5').startswith(",")
+    assert expected(walk, '": 5,\n    "') == 'c": '
 
 
 def test_without_lines_it_starts_anew_at_the_root_and_on_probation() -> None:
@@ -105,7 +105,7 @@ def test_blanks_out_of_place_are_stepped_over_and_expected_the_next_time() -> No
     walk = walker()
     row = '{"id": 1, "kind": "good", "why": "a"}\n'
     assert expected(walk, row + "{") == '"id": '
-    assert expected(walk, '"id": 2') == ', "kind": "good", "why": "'
+    assert expected(walk, '"id": 2,') == ' "kind": "good", "why": "'
 
 
 def test_indentation_out_of_place_is_a_habit_too() -> None:
@@ -113,7 +113,7 @@ def test_indentation_out_of_place_is_a_habit_too() -> None:
     row = '{\n  "id": 1,\n  "kind": "bad",\n  "why": "a"\n}\n'
     walk.feed((row * 2).encode())
     assert expected(walk, "{") == '\n  "id": '
-    assert expected(walk, '\n  "id": 3') == ',\n  "kind": "bad",\n  "why": "'
+    assert expected(walk, '\n  "id": 3,') == '\n  "kind": "bad",\n  "why": "'
 
 
 def test_a_foreseen_blank_is_guessed_as_it_was_last_time() -> None:
@@ -163,7 +163,7 @@ def test_tokens_of_the_grammar_are_followed_by_their_ids() -> None:
 
 
 def test_a_grammar_that_costs_too_much_is_given_up_with_a_reason() -> None:
-    walk = walker("root ::= (((x{0,99}){0,99}){0,99})\nx ::= [a-z]")
+    walk = walker("root ::= (((x{0,20}){0,20}){0,20})\nx ::= [a-z]")
     for _ in range(2000):
         walk.feed(b"abcdefgh ")
         if walk.off:
