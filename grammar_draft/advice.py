@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diskmoe.grammar_draft.rules import Chars, Grammar, Literal, Ref, Repeat, Symbol, nullable
+from diskmoe.grammar_draft.rules import Chars, Grammar, Literal, Ref, Repeat, Symbol
 
 _BLANKS = b" \t\r\n"
 
@@ -15,10 +15,8 @@ def warnings(grammar: Grammar) -> list[str]:
 
 
 def _found(grammar: Grammar) -> Iterator[str]:
-    used = grammar.reachable()
-    empty = nullable(grammar, used)
-    blank = _blank_rules(grammar, used)
-    for number in used:
+    blank = _blank_rules(grammar)
+    for number in grammar.used:
         rule = grammar.rules[number]
         if rule.made == "json":  # a schema is not held against its reader
             continue
@@ -35,7 +33,7 @@ def _found(grammar: Grammar) -> Iterator[str]:
                         f"{named} takes blanks without end: a model that is held to this grammar "
                         "can write them forever; bound them, as in [ ]{0,8}"
                     )
-                elif isinstance(item, Ref) and empty[item.rule]:
+                elif isinstance(item, Ref) and grammar.empty[item.rule]:
                     yield f"{named} is ambiguous: it repeats something that may be empty"
 
 
@@ -52,9 +50,9 @@ def _is_blank(symbol: Symbol, blank: set[int]) -> bool:
     return False
 
 
-def _blank_rules(grammar: Grammar, used: list[int]) -> set[int]:
+def _blank_rules(grammar: Grammar) -> set[int]:
     """The rules that stand for blanks only: what is left when all others are struck out."""
-    blank = set(used)
+    blank = set(grammar.used)
     changed = True
     while changed:
         kept = {

@@ -7,8 +7,6 @@ sees it (it takes a rule for possibly empty only when one of its alternatives is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.rules import (
     Chars,
@@ -17,7 +15,6 @@ from diskmoe.grammar_draft.rules import (
     Ref,
     Repeat,
     Symbol,
-    productive,
 )
 
 MAX_STATES = 200_000  # positions of all rules, repetitions unrolled
@@ -30,27 +27,25 @@ def check(grammar: Grammar, strict: bool) -> None:
         chain = _left_recursion(grammar)
         if chain:
             raise rule_error(grammar, chain[0], f"left recursion: {_arrows(grammar, chain)}")
-    used = grammar.reachable()
-    _check_size(grammar, used)
+    _check_size(grammar)
     if strict:
         return
-    ends = productive(grammar, used)
-    if not ends[grammar.root]:
-        raise rule_error(grammar, grammar.root, _never_ends(grammar, ends))
-    known = set(used)
+    if not grammar.ends[grammar.root]:
+        raise rule_error(grammar, grammar.root, _never_ends(grammar))
+    used = set(grammar.used)
     for number, rule in enumerate(grammar.rules):
         if rule.made:
             continue
-        if number not in known:
+        if number not in used:
             grammar.notes.append(f"rule '{rule.name}' is never used")
-        elif not ends[number]:
+        elif not grammar.ends[number]:
             grammar.notes.append(f"rule '{rule.name}' can never end and is left out")
 
 
-def _check_size(grammar: Grammar, used: Iterable[int]) -> None:
+def _check_size(grammar: Grammar) -> None:
     total = 0
-    for number in used:
-        size = sum(map(cost, (s for a in grammar.rules[number].alternatives for s in a)))
+    for number in grammar.used:
+        size = sum(cost(s) for a in grammar.rules[number].alternatives for s in a)
         total += size
         if total > MAX_STATES:
             raise rule_error(
@@ -72,11 +67,11 @@ def cost(symbol: Symbol) -> int:
     return 1
 
 
-def _never_ends(grammar: Grammar, ends: list[bool]) -> str:
+def _never_ends(grammar: Grammar) -> str:
     """Follows what a rule cannot do without, to where it comes back or matches nothing."""
     chain = [grammar.root]
     while True:
-        wanted = next(_missing(grammar, chain[-1], ends), None)
+        wanted = next((n for n in grammar.uses(chain[-1]) if not grammar.ends[n]), None)
         name = grammar.rules[grammar.root].name
         if wanted is None:
             return (
@@ -90,12 +85,6 @@ def _never_ends(grammar: Grammar, ends: list[bool]) -> str:
                 "add an alternative without it"
             )
         chain.append(wanted)
-
-
-def _missing(grammar: Grammar, number: int, ends: list[bool]) -> Iterator[int]:
-    for other in grammar.uses(number):
-        if not ends[other]:
-            yield other
 
 
 def _left_recursion(grammar: Grammar) -> list[int]:

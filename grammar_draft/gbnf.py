@@ -15,6 +15,8 @@ behaviour of its parser.
 
 from __future__ import annotations
 
+import re
+
 from diskmoe.grammar_draft import slips
 from diskmoe.grammar_draft.checks import check
 from diskmoe.grammar_draft.errors import BadGrammar, place
@@ -25,6 +27,7 @@ from diskmoe.grammar_draft.rules import (
     Chars,
     Grammar,
     Item,
+    Literal,
     Ref,
     Repeat,
     Rule,
@@ -36,6 +39,8 @@ MAX_RULES = 20_000  # groups included
 MAX_ITEMS = 100_000
 MAX_DEPTH = 10_000  # open groups
 
+# a name or a plain literal: nine of ten symbols, and the blanks behind them
+_COMMON = re.compile(r'(?:([A-Za-z0-9-]+)(?![A-Za-z0-9_-])|"([^"\\\r\n]+)")[ \t]*')
 _NOTHING, _ITEM, _EMPTY = range(3)  # what stands before a repetition
 
 
@@ -87,7 +92,6 @@ class _Parser:
         self.rules: list[Rule] = []
         self.numbers: dict[str, int] = {}  # of rules by name, mentioned or defined
         self.defined: dict[int, int] = {}  # rule -> where
-        self.mentioned: dict[int, int] = {}  # rule -> where first
         self.items = 0
         self.symbols = 0  # as llama.cpp counts them: names, groups, rewritten repetitions
 
@@ -98,11 +102,10 @@ class _Parser:
             at = self.rule(at)
         if not self.defined:
             raise BadGrammar("the grammar has no rules", lexer.name)
-        for number, where in self.mentioned.items():
-            if number not in self.defined:
-                name = self.rules[number].name
-                near = slips.nearest(name, [self.rules[n].name for n in self.defined])
-                raise lexer.error(where, f"rule '{name}' is not defined{near}")
+        for number, rule in enumerate(self.rules):
+            if number not in self.defined and not rule.made:
+                near = slips.nearest(rule.name, [self.rules[n].name for n in self.defined])
+                raise lexer.error(rule.position, f"rule '{rule.name}' is not defined{near}")
         if root not in self.numbers:
             near = slips.nearest(root, self.numbers)
             first = next(iter(self.numbers))
@@ -133,7 +136,7 @@ class _Parser:
             after = lexer.skip(after, True)
         return after
 
-    def body(self, at: int, name: str) -> tuple[int, list[Alternative]]:
+    def body(self, at: int, name_of: str) -> tuple[int, list[Alternative]]:
         """Everything behind ::=, whatever its depth: the index behind it, and the alternatives."""
         lexer, text, size = self.lexer, self.text, len(self.text)
         groups: list[tuple[int, list[Alternative], list[Symbol], int]] = []
@@ -142,15 +145,33 @@ class _Parser:
         before = _NOTHING
         weight = 1  # llama.cpp's count of rules inside the last item
         while at < size:
+            common = _COMMON.match(text, at)
+            if common is not None:
+                name, written = common.groups()
+                if name is not None:
+                    sequence.append(Ref(self.number(name, at)))
+                else:
+                    sequence.append(Literal(written.encode()))
+                before, weight = _ITEM, 1
+                self.count(at)
+                at = common.end()
+                continue
             character = text[at]
-            if character in "*+?{":
+            if character in " \t#":
+                at = lexer.skip(at, bool(groups))
+            elif character in "\r\n":
+                after = lexer.skip(at, True)
+                if not groups and (self.strict or lexer.is_head(after)):
+                    break
+                at = after
+            elif character in "*+?{":
                 if before == _NOTHING or (before == _EMPTY and self.strict):
                     lexer.fail(at, f"something to repeat before {character}")
                 opened = at
                 at, low, high = lexer.times(at, bool(groups))
                 if before == _ITEM:
                     weight = self.weigh(opened, weight, low, high)
-                    before = self.repeat(sequence, low, high, name, opened)
+                    before = self.repeat(sequence, low, high, name_of, opened)
             elif character == "|":
                 done.append(tuple(sequence))
                 sequence, before = [], _NOTHING
@@ -165,14 +186,9 @@ class _Parser:
             elif character == ")" and groups:
                 done.append(tuple(sequence))
                 opened, outer, sequence, symbols = groups.pop()
-                sequence.append(self.group(done, name, opened))
+                sequence.append(self.group(done, name_of, opened))
                 done, before, weight = outer, _ITEM, max(1, self.symbols - symbols)
-                at = lexer.skip(at + 1, bool(groups))
-            elif character in "\r\n":
-                after = lexer.skip(at, True)
-                if self.strict or lexer.is_head(after):
-                    break
-                at = after
+                at += 1
             else:
                 after, item = self.item(at, character)
                 if after == at:
@@ -180,7 +196,7 @@ class _Parser:
                 if item is not None:
                     sequence.append(item)
                 before, weight = (_EMPTY if item is None else _ITEM), 1
-                at = lexer.skip(after, bool(groups))
+                at = after
         if groups:
             line, column = place(text, groups[-1][0])
             lexer.fail(at, f"a symbol, | or the ) that closes the group of {line}:{column}")
@@ -201,9 +217,7 @@ class _Parser:
     def item(self, at: int, character: str) -> tuple[int, Item | None]:
         """One literal, class, token, name or dot; the same index back when none starts here."""
         lexer = self.lexer
-        self.items += 1
-        if self.items > MAX_ITEMS:
-            raise lexer.error(at, f"the grammar has more than {MAX_ITEMS} symbols")
+        self.count(at)
         if character == '"':
             return lexer.literal(at)
         if character == "[":
@@ -215,12 +229,16 @@ class _Parser:
         name = lexer.word(at)
         if not name:
             return at, None
-        number = self.number(name, at)
-        self.mentioned.setdefault(number, at)
-        return at + len(name), Ref(number)
+        return at + len(name), Ref(self.number(name, at))
+
+    def count(self, at: int) -> None:
+        self.items += 1
+        if self.items > MAX_ITEMS:
+            raise self.lexer.error(at, f"the grammar has more than {MAX_ITEMS} symbols")
 
     def number(self, name: str, at: int) -> int:
-        """The number of a rule by its name, new when the name is."""
+        """The number of a rule by its name, new when the name is: until it is defined, its position
+        is where it is first mentioned."""
         number = self.numbers.get(name)
         if number is None:
             number = self.numbers[name] = self.add(Rule(name, position=at))

@@ -30,8 +30,6 @@ from diskmoe.grammar_draft.rules import (
     Repeat,
     Symbol,
     Token,
-    nullable,
-    productive,
 )
 from diskmoe.grammar_draft.utf8 import sequences
 
@@ -57,9 +55,8 @@ class Graph:
 
     def __init__(self, grammar: Grammar):
         self._rules = grammar.rules
-        used = grammar.reachable()
-        self.empty = nullable(grammar, used)
-        self._ends = productive(grammar, used)
+        self.empty = grammar.empty
+        self._ends = grammar.ends
         self.edges: list[tuple[tuple[int, int], ...]] = []  # (256-bit set, position behind)
         self.tokens: list[tuple[tuple[int, bool, int], ...]] = []  # (id, negated, position behind)
         self.mask: list[int] = []  # all bytes that a position reads
@@ -69,7 +66,7 @@ class Graph:
         self._entries: dict[int, Heads] = {}
         self._shapes: dict[Ranges, list[tuple[tuple[int, int], ...]]] = {}
         self._new()  # END
-        self.order, self._family = self._sorted(used)
+        self.order, self._family = self._sorted(grammar.used)
         self._check_families(grammar)
 
     def _check_families(self, grammar: Grammar) -> None:

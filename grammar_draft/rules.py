@@ -7,8 +7,9 @@ is never the depth of somebody's parentheses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # code points, both ends included, sorted, disjoint
@@ -67,7 +68,11 @@ class Rule:
 
 @dataclass
 class Grammar:
-    """Rules, the number of the root, and where they came from (for messages)."""
+    """Rules, the number of the root, and where they came from (for messages).
+
+    What follows from the rules (`used`, `empty`, `ends`) is worked out when first asked for; the
+    rules are complete by then.
+    """
 
     rules: list[Rule]
     root: int = 0
@@ -83,7 +88,8 @@ class Grammar:
                 if type(item) is Ref:
                     yield item.rule
 
-    def reachable(self) -> list[int]:
+    @cached_property
+    def used(self) -> list[int]:
         """The rules that the root leads to, ascending."""
         seen = {self.root}
         queue = [self.root]
@@ -93,6 +99,69 @@ class Grammar:
                     seen.add(other)
                     queue.append(other)
         return sorted(seen)
+
+    @cached_property
+    def empty(self) -> list[bool]:
+        """Per used rule: whether it can stand for no bytes at all."""
+
+        def needs(symbol: Symbol) -> int:
+            if type(symbol) is Repeat:
+                if symbol.low == 0:
+                    return HOLDS
+                symbol = symbol.item
+            return symbol.rule if type(symbol) is Ref else NEVER
+
+        return _closure(self, needs)
+
+    @cached_property
+    def ends(self) -> list[bool]:
+        """Per used rule: whether any text can complete it."""
+
+        def needs(symbol: Symbol) -> int:
+            if type(symbol) is Repeat:
+                if symbol.low == 0:
+                    return HOLDS
+                symbol = symbol.item
+            if type(symbol) is Ref:
+                return symbol.rule
+            return NEVER if type(symbol) is Chars and not symbol.ranges else HOLDS
+
+        return _closure(self, needs)
+
+
+HOLDS, NEVER = -1, -2
+
+
+def _closure(grammar: Grammar, needs: Callable[[Symbol], int]) -> list[bool]:
+    """The least set of rules with an alternative all of whose symbols hold.
+
+    needs(symbol): HOLDS, NEVER, or the rule that a symbol depends on. Linear in the grammar
+    (Dowling and Gallier 1984, for Horn formulae).
+    """
+    holds = [False] * len(grammar.rules)
+    waiting: dict[int, list[list[int]]] = {}  # rule -> [open needs, owner] of alternatives
+    queue: list[int] = []
+    for number in grammar.used:
+        for alternative in grammar.rules[number].alternatives:
+            wanted = set(map(needs, alternative))
+            if NEVER in wanted:
+                continue
+            wanted.discard(HOLDS)
+            if not wanted:
+                if not holds[number]:
+                    holds[number] = True
+                    queue.append(number)
+                break
+            entry = [len(wanted), number]
+            for other in wanted:
+                waiting.setdefault(other, []).append(entry)
+    while queue:
+        for entry in waiting.pop(queue.pop(), ()):
+            entry[0] -= 1
+            if not entry[0] and not holds[entry[1]]:
+                holds[entry[1]] = True
+                queue.append(entry[1])
+    return holds
 
 
 def normal(ranges: Iterable[tuple[int, int]], negated: bool = False) -> Ranges:
@@ -128,69 +197,3 @@ def normal(ranges: Iterable[tuple[int, int]], negated: bool = False) -> Ranges:
 
 
 ANY = normal((), negated=True)
-
-
-def closure(
-    grammar: Grammar, needs: Callable[[Symbol], int | None], of: Sequence[int]
-) -> list[bool]:
-    """The least set of rules with an alternative all of whose symbols hold.
-
-    needs(symbol): -1 when a symbol holds by itself, None when it never does, else the rule that it
-    depends on. This is the marking of nullable and of productive rules, linear in the grammar
-    (Dowling and Gallier 1984, for Horn formulae). `of`: the rules that take part.
-    """
-    holds = [False] * len(grammar.rules)
-    waiting: dict[int, list[list[int]]] = {}  # rule -> [open needs, owner] of alternatives
-    queue: list[int] = []
-
-    def hold(number: int) -> None:
-        if not holds[number]:
-            holds[number] = True
-            queue.append(number)
-
-    for number in of:
-        for alternative in grammar.rules[number].alternatives:
-            wanted = {needs(symbol) for symbol in alternative}
-            if None in wanted:
-                continue
-            wanted.discard(-1)
-            if not wanted:
-                hold(number)
-                continue
-            entry = [len(wanted), number]
-            for other in wanted:
-                waiting.setdefault(other, []).append(entry)  # type: ignore[arg-type]
-    while queue:
-        for entry in waiting.pop(queue.pop(), ()):
-            entry[0] -= 1
-            if not entry[0]:
-                hold(entry[1])
-    return holds
-
-
-def nullable(grammar: Grammar, of: Sequence[int]) -> list[bool]:
-    """Per rule: whether it can stand for no bytes at all."""
-
-    def needs(symbol: Symbol) -> int | None:
-        if type(symbol) is Repeat:
-            if symbol.low == 0:
-                return -1
-            symbol = symbol.item
-        return symbol.rule if type(symbol) is Ref else None
-
-    return closure(grammar, needs, of)
-
-
-def productive(grammar: Grammar, of: Sequence[int]) -> list[bool]:
-    """Per rule: whether it can stand for any bytes or tokens at all, once everything ends."""
-
-    def needs(symbol: Symbol) -> int | None:
-        if type(symbol) is Repeat:
-            if symbol.low == 0:
-                return -1
-            symbol = symbol.item
-        if type(symbol) is Ref:
-            return symbol.rule
-        return None if type(symbol) is Chars and not symbol.ranges else -1
-
-    return closure(grammar, needs, of)
