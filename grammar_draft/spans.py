@@ -13,7 +13,7 @@ where the model was seen to write it. Drafts are verified, so a wrong one costs 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Protocol
 
 from diskmoe.grammar_draft.automaton import State
@@ -35,6 +35,11 @@ class Tokenizer(Protocol):
     @property
     def token_bytes(self) -> Sequence[bytes | None]:
         """Per id the bytes that it prints; None for tokens that print nothing."""
+        ...
+
+    @property
+    def special_text(self) -> Mapping[int, str]:
+        """How the tokens that print nothing are written; tags of thinking blocks may be some."""
         ...
 
     def encode(self, text: str) -> Sequence[int]:
@@ -70,10 +75,15 @@ class Spans:
     def accept(self, tokens: Sequence[int]) -> None:
         """Tokens that were emitted."""
         for token in tokens:
-            data = self._bytes[token] if 0 <= token < len(self._bytes) else None
+            data = self._printed(token)
+            if data is None and self.walker.state is None:
+                data = self._tokenizer.special_text.get(token, "").encode()
             self.walker.feed(data or b"", token)
             self._compare(token)
         self._recent = (*self._recent, *tokens[-_CONTEXT_TOKENS:])[-_CONTEXT_TOKENS:]
+
+    def _printed(self, token: int) -> bytes | None:
+        return self._bytes[token] if 0 <= token < len(self._bytes) else None
 
     def _compare(self, token: int) -> None:
         """Learns whether a last token that was held back has come all the same."""
@@ -146,7 +156,7 @@ class Spans:
         """The bytes of the last tokens, from the start of a character on."""
         found = b""
         for token in reversed(self._recent):
-            data = self._bytes[token] if 0 <= token < len(self._bytes) else None
+            data = self._printed(token)
             if data is None:
                 break
             found = data + found

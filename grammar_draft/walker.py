@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from diskmoe.grammar_draft.automaton import Automaton, State
-from diskmoe.grammar_draft.habits import PAYS, Habits
+from diskmoe.grammar_draft.habits import MAX_PLACES, PAYS, Habits
 
 _BLANKS = b" \t\r\n"
 _NEWLINE = ord("\n")
@@ -76,12 +76,9 @@ class Walker:
                 self._blanks = b""
                 return
         for i, byte in enumerate(data):
-            if self.state is not None:
-                self._step(byte)
-            else:
-                self._wait(byte)
-                if self._thinking:  # a tag ended here
-                    return self.feed(data[i + 1 :])
+            self._take(byte)
+            if self._thinking:  # a tag ended here
+                return self.feed(data[i + 1 :])
         if self.automaton.work - self._work > _WORK + _WORK_PER_BYTE * self._bytes:
             self.off = f"grammar {self.automaton.name} is too ambiguous to follow"
         return None
@@ -120,6 +117,12 @@ class Walker:
         return bytes(said), state
 
     # one byte
+
+    def _take(self, byte: int) -> None:
+        if self.state is not None:
+            self._step(byte)
+        else:
+            self._wait(byte)
 
     def _step(self, byte: int) -> None:
         """A byte of a text whose place is known."""
@@ -166,6 +169,8 @@ class Walker:
                 return
         if byte in _BLANKS and state.allowed and len(self._blanks) < MAX_BLANKS:
             if not state.may_end:
+                if len(self._deviant) >= MAX_PLACES:
+                    self._deviant.clear()
                 self._deviant.add((state.key, self._blanks))
                 self._learn(state, byte, True)
             self._blanks = _run(self._blanks, byte)
@@ -183,7 +188,7 @@ class Walker:
         self._blanks = _run(self._blanks, byte)
         places = [self.automaton.start]
         if line_start:
-            places = [*self._lines, *places]
+            places = [*self._lines, *places] if self._lost else [*places, *self._lines]
         elif self._lost and self._lines:
             return
         steps = (self.automaton.advance(place, byte) for place in places)
@@ -209,12 +214,11 @@ class Walker:
         if self._seen:  # it was none: what was kept back is text
             kept, self._seen = self._seen, b""
             tags, self._tags = self._tags, None
-            self.feed(kept)
+            for other in kept:
+                self._take(other)
             self._tags = tags
-            if self.state is not None:
-                self._step(byte)
-                return True
-            return self._may_open(byte)
+            self._take(byte)
+            return True
         return False
 
     def _behind_thinking(self, data: bytes) -> bytes:

@@ -35,6 +35,10 @@ class Toy:
     def special(self) -> int:
         return len(self.token_bytes) - 1
 
+    @property
+    def special_text(self) -> dict[int, str]:
+        return {self.special: "<think>"}
+
     def encode(self, text: str) -> list[int]:
         self.encoded += 1
         data = ((" " if self._blank_first else "") + text).encode()
@@ -137,6 +141,16 @@ def test_characters_are_never_cut_and_may_have_begun_already() -> None:
     assert spans.propose(24) == []  # a token would have to begin inside the character
     spans.accept([0x82, 0xAC])
     assert toy.text(spans.propose(24)) == "b"
+
+
+def test_a_tag_that_prints_nothing_opens_a_thinking_block() -> None:
+    toy = Toy()
+    walker = Walker(Automaton(parse(ROWS)), (b"<think>", b"</think>"))
+    spans = Spans(walker, toy)
+    spans.accept([toy.special, *toy.encode('{"id":')])
+    assert spans.propose(24) == []
+    spans.accept(toy.encode("</think>{"))
+    assert toy.text(spans.propose(24)) == '"id":'
 
 
 def test_special_tokens_part_texts() -> None:

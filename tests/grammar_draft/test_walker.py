@@ -95,6 +95,13 @@ def test_without_lines_it_starts_anew_at_the_root_and_on_probation() -> None:
     assert expected(walk, '"name":"bcd",') == '"size":'
 
 
+def test_a_new_text_begins_at_the_root_whatever_lines_the_last_one_had() -> None:
+    walk = walker('root ::= "{\\n" "{" "x" "}\\n" "}"')
+    walk.feed(b"{\n{x}\n}")
+    walk.restart()
+    assert expected(walk, "{") == "\n{x}\n}"
+
+
 def test_a_complete_text_may_be_followed_by_another() -> None:
     walk = walker('root ::= "{" [a-z]+ ":end}"')
     assert expected(walk, "{a:") == "end}"
