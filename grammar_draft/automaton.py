@@ -5,7 +5,7 @@ from, tail below), one object per content, so that equal stacks are one and a st
 top costs (a graph-structured stack, Tomita 1986, made persistent). A rule called last in another
 leaves no frame. States are immutable, one object per content, and remember where each byte leads:
 a document is walked by dictionary look-ups. They may be kept, copied and dropped freely; when too
-many are remembered all is forgotten and grows anew.
+many are remembered all is forgotten and grows anew. An automaton is for one thread at a time.
 
     >>> from diskmoe.grammar_draft.gbnf import parse
     >>> automaton = Automaton(parse('root ::= "id=" [0-9]+'))
@@ -27,7 +27,6 @@ from diskmoe.grammar_draft.rules import Grammar
 MAX_STATES = 8192  # remembered at a time
 MAX_DEPTH = 100_000  # frames of a stack
 MAX_WORK = 4000  # frames touched by one byte; usual grammars touch tens
-MAX_CHAIN = 512  # bytes that a state remembers as forced
 
 Frame = tuple[int, "Tail"]
 
@@ -47,7 +46,7 @@ class Tail:
 class State:
     """A set of stacks. Compare with ``is``."""
 
-    __slots__ = ("allowed", "chain", "choices", "items", "key", "may_end", "next", "only", "tokens")
+    __slots__ = ("allowed", "choices", "items", "key", "may_end", "next", "only", "tokens")
 
     def __init__(self, items: tuple[tuple[int, Tail], ...], may_end: bool, graph: Graph):
         self.items = items
@@ -55,7 +54,6 @@ class State:
         self.key = tuple(position for position, _ in items)
         self.may_end = may_end  # the text may stop here
         self.next: dict[int, State | None] = {}
-        self.chain: tuple[bytes, State] | None = None
         allowed = 0
         self.tokens = False  # whether a token may come next, whatever its bytes
         for position, _ in items:
@@ -78,15 +76,15 @@ class Automaton:
         self.name = grammar.name
         self.gave_up = 0  # bytes that were refused for their cost, not for the grammar
         self.work = 0  # frames touched since the start: the cost of everything not remembered
-        self._limit = MAX_WORK  # the count of work at which the byte at hand is refused
+        # the count of work at which the byte at hand is refused; what the root begins with is as
+        # large as the grammar has made it
+        self._limit = 1 << 62
         self._graph = Graph(grammar)
         self._states: dict[tuple[int, ...], State] = {}
         self._tails: WeakValueDictionary[tuple[int, ...], Tail] = WeakValueDictionary()
         self._serial = 0
         self._bits: dict[int, tuple[int, ...]] = {}
         empty = self._graph.empty[grammar.root]
-        # what the root begins with is as large as the grammar may make it
-        self._limit = 1 << 62
         self.start = self._called({grammar.root: ([], [self._tail((), True)])}, {}, empty)
 
     def allowed(self, state: State) -> int:
@@ -106,30 +104,23 @@ class Automaton:
 
     def walk(self, state: State, data: bytes) -> State | None:
         """The state behind some bytes, None as soon as one may not come."""
-        here: State | None = state
         for byte in data:
-            assert here is not None
-            here = here.next.get(byte) or self.advance(here, byte)
-            if here is None:
+            after = state.next.get(byte) or self.advance(state, byte)
+            if after is None:
                 return None
-        return here
+            state = after
+        return state
 
     def forced(self, state: State, limit: int) -> bytes:
         """The bytes that must come next, at most `limit`; they stop where the text may."""
-        return self.forced_chain(state)[0][:limit]
-
-    def forced_chain(self, state: State) -> tuple[bytes, State]:
-        """The forced bytes, at most MAX_CHAIN, and the state behind them."""
-        if state.chain is None:
-            here, data = state, bytearray()
-            while here.only >= 0 and len(data) < MAX_CHAIN:
-                after = self.advance(here, here.only)
-                if after is None:
-                    break
-                data.append(here.only)
-                here = after
-            state.chain = (bytes(data), here)
-        return state.chain
+        data = bytearray()
+        while state.only >= 0 and len(data) < limit:
+            after = self.advance(state, state.only)
+            if after is None:
+                break
+            data.append(state.only)
+            state = after
+        return bytes(data)
 
     def forced_token(self, state: State) -> int | None:
         """The id of the token that must come next, where a grammar names one."""
@@ -268,7 +259,6 @@ class Automaton:
         """Drops what states remember of each other; states that are held stay good."""
         for state in self._states.values():
             state.next.clear()
-            state.chain = None
         self._states.clear()
 
     def _spend(self, frames: int) -> None:
