@@ -23,7 +23,7 @@ from diskmoe.engine.arguments import (
     run_settings,
     wants_traceback,
 )
-from diskmoe.engine.errors import DiskMoeError
+from diskmoe.engine.errors import BadGrammar, DiskMoeError
 from diskmoe.engine.settings import PREFIX, SETTINGS
 
 INTRO = """\
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = wants_traceback(words, os.environ)
     try:
         return _dispatch(words, os.environ, out)
-    except DiskMoeError as error:
+    except (DiskMoeError, BadGrammar) as error:
         if debug:
             traceback.print_exc()
         out.say("error: " + " ".join(str(error).split()))

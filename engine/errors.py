@@ -1,4 +1,4 @@
-"""The error classes of the public door; the base and the model errors live in experts."""
+"""The error classes of the public door; those of models live in experts, BadGrammar with grammars."""
 
 from diskmoe.experts.errors import (
     BadModel,
@@ -9,8 +9,10 @@ from diskmoe.experts.errors import (
     ReadFailed,
     WriteFailed,
 )
+from diskmoe.grammar_draft.errors import BadGrammar
 
 __all__ = [
+    "BadGrammar",
     "BadModel",
     "BadOutput",
     "BadRequest",

@@ -1,0 +1,157 @@
+"""``diskmoe grammar check|test``: is a grammar right, and does it say what was meant.
+
+Results go to stdout, everything beside them to stderr. Found by the command line of the engine
+through the entry point ``grammar``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from diskmoe.grammar_draft.advice import warnings
+from diskmoe.grammar_draft.automaton import Automaton, State
+from diskmoe.grammar_draft.cases import judge
+from diskmoe.grammar_draft.errors import BadGrammar, place
+from diskmoe.grammar_draft.library import load, shipped
+from diskmoe.grammar_draft.rules import Grammar
+
+Say = Callable[[str], None]
+
+USAGE = """\
+usage: diskmoe grammar check FILE [TEXT ...] [--root NAME] [--strict]
+       diskmoe grammar test CASES.jsonl [--strict]
+
+check reads a grammar (GBNF, or a JSON Schema) and says what is wrong with it or unwise in it; of
+each TEXT (@FILE reads one from a file) it says where it leaves the grammar, and which share of its
+bytes the grammar forces. FILE may be one of ours: {ours}.
+test judges cases, one JSON object a line:
+  {{"grammar": "root ::= ...", "root": "root", "accept": ["..."], "reject": ["..."]}}
+
+  --root NAME   the rule to start from (default: root)
+  --strict      give the verdicts of llama.cpp, its limits and refusals included
+"""
+
+
+def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
+    """Grammars: check one, test it with cases."""
+    del env  # no variable concerns these commands
+    command, *rest = [*words, ""]
+    if not words or command == "help" or "--help" in words or "-h" in words:
+        print(USAGE.format(ours=", ".join(shipped())), end="")
+        return 0
+    if command not in ("check", "test"):
+        raise BadGrammar(f"unknown command grammar {command!r}; there are check and test")
+    strict, root, places = _options(rest[:-1])
+    if not places:
+        raise BadGrammar(f"grammar {command} needs a file; see diskmoe grammar --help")
+    try:
+        if command == "check":
+            return _check(places, root, strict, say)
+        return _test(places, strict, say)
+    except BadGrammar as error:
+        for line in error.excerpt.splitlines():
+            say("  " + line)
+        raise
+
+
+def _options(words: Sequence[str]) -> tuple[bool, str, list[str]]:
+    strict, root, places = False, "root", []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        flag, equals, value = word.partition("=")
+        if word == "--":
+            places += queue
+            break
+        if word == "--strict":
+            strict = True
+        elif flag == "--root" and (equals or queue):
+            root = value if equals else queue.pop(0)
+        elif word.startswith("--"):
+            raise BadGrammar(f"unknown option {word}; see diskmoe grammar --help")
+        else:
+            places.append(word)
+    return strict, root, places
+
+
+def _test(places: Sequence[str], strict: bool, say: Say) -> int:
+    passed = failed = 0
+    for path in places:
+        try:
+            with Path(path).open(encoding="utf-8", newline="\n") as file:
+                tally = judge(file, path, strict)
+        except UnicodeDecodeError as error:
+            raise BadGrammar(f"the file is no UTF-8 text ({error.reason})", path) from None
+        for line in tally.failures:
+            say(line)
+        if tally.skipped:
+            say(f"{path}: {tally.skipped} lines hold no grammar and are skipped")
+        passed += tally.passed
+        failed += len(tally.failures)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def _check(places: Sequence[str], root: str, strict: bool, say: Say) -> int:
+    began = time.perf_counter()
+    grammar = load(places[0], root, strict)
+    automaton = Automaton(grammar)
+    milliseconds = (time.perf_counter() - began) * 1e3
+    print(f"{places[0]}: fine, {_rules(grammar)}, read in {milliseconds:.1f} ms")
+    for line in warnings(grammar):
+        say(f"warning: {line}")
+    outside = 0
+    for text in places[1:]:
+        data = Path(text[1:]).read_bytes() if text.startswith("@") else text.encode()
+        verdict, fits = _verdict(automaton, data)
+        shown = (
+            text if text.startswith("@") else repr(text if len(text) <= 40 else text[:37] + "...")
+        )
+        print(f"{shown}: {verdict}")
+        outside += not fits
+    return 1 if outside else 0
+
+
+def _rules(grammar: Grammar) -> str:
+    count = sum(not rule.made for rule in grammar.rules)
+    return f"{count} rule{'s' if count != 1 else ''}"
+
+
+def _verdict(automaton: Automaton, data: bytes) -> tuple[str, bool]:
+    """What a text is to a grammar, in words; and whether it is complete."""
+    state, forced = automaton.start, 0
+    for i, byte in enumerate(data):
+        after = automaton.advance(state, byte)
+        if after is None:
+            text = data.decode("utf-8", "replace")
+            line, column = place(text, len(data[:i].decode("utf-8", "replace")))
+            return f"leaves the grammar at {line}:{column}: {_expected(state)} expected", False
+        forced += byte == state.only
+        state = after
+    share = f"{100 * forced / max(len(data), 1):.0f} % of {len(data)} bytes forced"
+    if not state.may_end:
+        return f"incomplete: {_expected(state)} expected; {share}", False
+    return f"complete, {share}", True
+
+
+def _expected(state: State) -> str:
+    """The bytes that a state reads, as runs: 'a'-'z' or '\"'."""
+    runs: list[list[int]] = []
+    for byte in range(256):
+        if state.allowed >> byte & 1:
+            if runs and runs[-1][1] == byte - 1:
+                runs[-1][1] = byte
+            else:
+                runs.append([byte, byte])
+    words = [_byte(low) if low == high else f"{_byte(low)}-{_byte(high)}" for low, high in runs]
+    if state.tokens:
+        words.append("a token")
+    if state.may_end:
+        words.append("the end")
+    return " or ".join(words[:8]) + (" or others" if len(words) > 8 else "")
+
+
+def _byte(byte: int) -> str:
+    return repr(chr(byte)) if byte < 0x80 else f"byte {byte:02X}"

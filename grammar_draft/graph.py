@@ -1,0 +1,282 @@
+"""Rules as positions: where a walk can stand, what it may read there, where that leads.
+
+A position reads bytes, reads a token, calls a rule, or is passed for nothing. Loops are cycles, so
+that only real nesting grows a stack. Bodies are built when a walk first needs them.
+
+Three things make closures finite and small, whatever the grammar:
+
+* A call of a rule that may be empty also has a way past it. So a call is only ever completed by a
+  rule that has read something, and what can be read first in a rule (its ``entry``) is a fixed set
+  that never pops a frame (after Aycock and Horspool, "Practical Earley Parsing", 2002).
+* Left-recursive rules call each other before reading in circles. Such a family is solved like the
+  arcs of a finite automaton: begin with any member's own beginning, and when a member is complete
+  go on behind every place that calls it first (left-corner order; Rosenkrantz and Lewis 1970).
+* What remains of first calls has no circles; ``order`` sorts it, callers above callees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from diskmoe.grammar_draft.checks import MAX_STATES, cost, rule_error
+from diskmoe.grammar_draft.rules import (
+    Alternative,
+    Chars,
+    Grammar,
+    Literal,
+    Ranges,
+    Ref,
+    Repeat,
+    Symbol,
+    Token,
+)
+from diskmoe.grammar_draft.utf8 import sequences
+
+END = 0  # the position at the end of every rule
+
+Call = tuple[int, int]  # a rule, and the position to go on from behind it
+
+
+class Heads(NamedTuple):
+    """What can happen next at a position without reading: read, call, or be at the rule's end."""
+
+    positions: tuple[int, ...]
+    calls: tuple[Call, ...]
+    ends: bool
+
+    @property
+    def only_ends(self) -> bool:
+        return self.ends and not self.positions and not self.calls
+
+
+class Graph:
+    """The positions of a grammar's useful rules. Everything is indexed by position."""
+
+    def __init__(self, grammar: Grammar):
+        self._rules = grammar.rules
+        self.empty = grammar.empty
+        self._ends = grammar.ends
+        self.edges: list[tuple[tuple[int, int], ...]] = []  # (256-bit set, position behind)
+        self.tokens: list[tuple[tuple[int, bool, int], ...]] = []  # (id, negated, position behind)
+        self.mask: list[int] = []  # all bytes that a position reads
+        self._calls: list[tuple[Call, ...]] = []
+        self._passes: list[list[int]] = []
+        self._heads: dict[int, Heads] = {}
+        self._entries: dict[int, Heads] = {}
+        self._shapes: dict[Ranges, list[tuple[tuple[int, int], ...]]] = {}
+        self._new()  # END
+        self.order, self._family = self._sorted(grammar.used)
+        self._check_families(grammar)
+
+    def _check_families(self, grammar: Grammar) -> None:
+        """Each member of a family that is called from elsewhere needs a copy of the family."""
+        for family in set(self._family.values()):
+            size = sum(
+                cost(s) for rule in family for a in self._rules[rule].alternatives for s in a
+            )
+            if size * len(family) > MAX_STATES:
+                raise rule_error(
+                    grammar,
+                    family[0],
+                    f"{len(family)} rules with {size} symbols are left-recursive through each other; "
+                    f"at most {MAX_STATES} in rules x symbols can be solved",
+                )
+
+    def heads(self, position: int) -> Heads:
+        """What follows a position once something has been read."""
+        known = self._heads.get(position)
+        if known is None:
+            known = self._heads[position] = self._closure(position)
+        return known
+
+    def entry(self, rule: int) -> Heads:
+        """What a rule begins with, its being empty left aside (callers have a way past it)."""
+        known = self._entries.get(rule)
+        if known is None:
+            family = self._family.get(rule)
+            if family is None:
+                known = self._closure(self._body(rule, END))._replace(ends=False)
+            else:
+                known = self._solved(rule, family)
+            self._entries[rule] = known
+        return known
+
+    def _solved(self, rule: int, family: tuple[int, ...]) -> Heads:
+        """The entry of a left-recursive rule: a copy of its family's bodies with their ends joined
+        to the places behind the family's first calls."""
+        complete = {member: self._new() for member in family}
+        begins = [self._closure(self._body(member, complete[member])) for member in family]
+        self._passes[complete[rule]].append(END)
+        positions: dict[int, None] = {}
+        calls: dict[Call, None] = {}
+        for begin in begins:
+            positions.update(dict.fromkeys(begin.positions))
+            for called, behind in begin.calls:
+                if called in complete:
+                    self._passes[complete[called]].append(behind)
+                else:
+                    calls[called, behind] = None
+        return Heads(tuple(positions), tuple(calls), False)
+
+    def _closure(self, position: int) -> Heads:
+        seen = {position}
+        queue = [position]
+        positions: list[int] = []
+        calls: list[Call] = []
+        while queue:
+            here = queue.pop()
+            if self.mask[here] or self.tokens[here]:
+                positions.append(here)
+            calls += self._calls[here]
+            for other in self._passes[here]:
+                if other not in seen:
+                    seen.add(other)
+                    queue.append(other)
+        return Heads(tuple(positions), tuple(calls), END in seen)
+
+    # building
+
+    def _new(
+        self,
+        edges: tuple[tuple[int, int], ...] = (),
+        tokens: tuple[tuple[int, bool, int], ...] = (),
+        calls: tuple[Call, ...] = (),
+        passes: Iterable[int] = (),
+    ) -> int:
+        mask = 0
+        for some, _ in edges:
+            mask |= some
+        self.edges.append(edges)
+        self.tokens.append(tokens)
+        self.mask.append(mask)
+        self._calls.append(calls)
+        self._passes.append(list(passes))
+        return len(self.mask) - 1
+
+    def _body(self, rule: int, end: int) -> int:
+        """Builds a rule's alternatives in front of `end`, back to front."""
+        starts = []
+        for alternative in self._rules[rule].alternatives:
+            if self._possible(alternative):
+                behind = end
+                for symbol in reversed(alternative):
+                    behind = self._before(symbol, behind)
+                starts.append(behind)
+        return starts[0] if len(starts) == 1 else self._new(passes=starts)
+
+    def _possible(self, alternative: Alternative) -> bool:
+        return all(self._productive(symbol) for symbol in alternative)
+
+    def _productive(self, symbol: Symbol) -> bool:
+        if isinstance(symbol, Repeat):
+            return symbol.low == 0 or self._productive(symbol.item)
+        if isinstance(symbol, Ref):
+            return self._ends[symbol.rule]
+        return not isinstance(symbol, Chars) or bool(symbol.ranges)
+
+    def _before(self, symbol: Symbol, behind: int) -> int:
+        """A position that reads `symbol` and is then at `behind`."""
+        if isinstance(symbol, Repeat):
+            if not self._productive(symbol.item):
+                return behind
+            if symbol.high is None:
+                loop = self._new(passes=[behind])
+                self._passes[loop].append(self._before(symbol.item, loop))
+                behind = loop
+            else:
+                enough = behind  # one more, or none at all: not one more or the one after it
+                for _ in range(symbol.high - symbol.low):
+                    behind = self._new(passes=[self._before(symbol.item, behind), enough])
+            for _ in range(symbol.low):
+                behind = self._before(symbol.item, behind)
+            return behind
+        if isinstance(symbol, Literal):
+            for byte in reversed(symbol.data):
+                behind = self._new(edges=((1 << byte, behind),))
+            return behind
+        if isinstance(symbol, Chars):
+            return self._chars(symbol.ranges, behind)
+        if isinstance(symbol, Token):
+            return self._new(tokens=((symbol.id, symbol.negated, behind),))
+        past = [behind] if self.empty[symbol.rule] else []
+        return self._new(calls=((symbol.rule, behind),), passes=past)
+
+    def _chars(self, ranges: Ranges, behind: int) -> int:
+        """One character: positions for its continuation bytes are shared between sequences."""
+        shape = self._shapes.get(ranges)
+        if shape is None:
+            shape = self._shapes[ranges] = sequences(ranges)
+        shared: dict[tuple[int, int], int] = {}
+        firsts: dict[int, int] = {}  # position -> the bytes that lead to it
+        for sequence in shape:
+            position = behind
+            for low, high in reversed(sequence[1:]):
+                step = (_set(low, high), position)
+                if step not in shared:
+                    shared[step] = self._new(edges=(step,))
+                position = shared[step]
+            firsts[position] = firsts.get(position, 0) | _set(*sequence[0])
+        return self._new(edges=tuple((some, position) for position, some in firsts.items()))
+
+    def _first_calls(self, rule: int) -> list[int]:
+        """The rules that a rule may call before it has read anything."""
+        found: dict[int, None] = {}
+        for alternative in self._rules[rule].alternatives:
+            if not self._possible(alternative):
+                continue
+            for symbol in alternative:
+                item = symbol.item if isinstance(symbol, Repeat) else symbol
+                empty = isinstance(symbol, Repeat) and symbol.low == 0
+                if isinstance(item, Ref) and self._ends[item.rule]:
+                    found[item.rule] = None
+                    empty = empty or self.empty[item.rule]
+                if not empty:
+                    break
+        return list(found)
+
+    def _sorted(self, used: list[int]) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
+        """Strongly connected components of first calls (Tarjan 1972, without recursion).
+
+        Returns (rank per rule, lower for callees; family per left-recursive rule).
+        """
+        leads = {rule: self._first_calls(rule) for rule in used}
+        index: dict[int, int] = {}
+        low: dict[int, int] = {}
+        order: dict[int, int] = {}
+        family: dict[int, tuple[int, ...]] = {}
+        stack: list[int] = []
+        for start in used:
+            if start in index:
+                continue
+            path = [(start, iter(leads[start]))]
+            index[start] = low[start] = len(index)
+            stack.append(start)
+            while path:
+                rule, rest = path[-1]
+                for other in rest:
+                    if other not in index:
+                        index[other] = low[other] = len(index)
+                        stack.append(other)
+                        path.append((other, iter(leads[other])))
+                        break
+                    if other not in order:
+                        low[rule] = min(low[rule], index[other])
+                else:
+                    path.pop()
+                    if path:
+                        low[path[-1][0]] = min(low[path[-1][0]], low[rule])
+                    if low[rule] == index[rule]:
+                        members = [stack.pop()]
+                        while members[-1] != rule:
+                            members.append(stack.pop())
+                        rank = len(order)
+                        order.update(dict.fromkeys(members, rank))
+                        if len(members) > 1 or rule in leads[rule]:
+                            family.update(dict.fromkeys(members, tuple(members)))
+        return order, family
+
+
+def _set(low: int, high: int) -> int:
+    """The bytes low..high as a 256-bit set."""
+    return (1 << (high + 1)) - (1 << low)

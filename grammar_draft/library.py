@@ -1,0 +1,54 @@
+"""Grammars from files: a path, or the name of one of ours; GBNF, or a JSON Schema."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from diskmoe.grammar_draft.errors import BadGrammar
+from diskmoe.grammar_draft.gbnf import parse
+from diskmoe.grammar_draft.lexer import TokenId
+from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.grammar_draft.schema import read_schema
+
+MAX_BYTES = 4 << 20
+
+
+def shipped() -> list[str]:
+    """The names of the grammars that come with the package."""
+    folder = resources.files("diskmoe.grammar_draft") / "grammars"
+    names = (entry.name for entry in folder.iterdir())
+    return sorted(name.removesuffix(".gbnf") for name in names if name.endswith(".gbnf"))
+
+
+def load(
+    place: str, root: str = "root", strict: bool = False, token_id: TokenId | None = None
+) -> Grammar:
+    """Reads the grammar at a path or, where no such file is, ours of that name.
+
+    A file whose text begins with { or [ is a JSON Schema, all others are GBNF.
+
+    Raises:
+        BadGrammar: no such file, one that is too large, or what `parse` and `read_schema` raise.
+    """
+    data = _data(place)
+    if data.lstrip()[:1] in (b"{", b"["):
+        return read_schema(data, place)
+    return parse(data, place, root, strict, token_id)
+
+
+def _data(place: str) -> bytes:
+    path = Path(place)
+    if not path.exists() and place.removesuffix(".gbnf") in shipped():
+        name = place.removesuffix(".gbnf") + ".gbnf"
+        return (resources.files("diskmoe.grammar_draft") / "grammars" / name).read_bytes()
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        ours = ", ".join(shipped())
+        raise BadGrammar(f"cannot be read ({why}); ours are {ours}", place[:200]) from None
+    if len(data) > MAX_BYTES:
+        raise BadGrammar(f"the file is larger than {MAX_BYTES} bytes", place)
+    return data
