@@ -225,6 +225,7 @@ class Duel(Lfru):
         self._share = 1.0 / memory
         self._doubt = doubt
         self.lead = 0.0  # from 1, the frequent were always right to stay, down to -1
+        self._by_age: list[int] = []  # residents, the least recently used last; empty: to be sorted
         self._oldest: int | None = None  # what `Lru` would have given up, when last asked
         self._frequent = -1  # what `Lfru` would have, then
         self._rival: dict[int, int] = {}  # given up by `Lfru` -> by `Lru` in its place
@@ -240,6 +241,7 @@ class Duel(Lfru):
                 del self._rival[beaten]
                 self.lead += (1.0 - self.lead) * self._share
         super()._note(experts)
+        self._by_age = []
 
     @property
     def recency_rules(self) -> bool:
@@ -250,10 +252,22 @@ class Duel(Lfru):
         if chosen is None or chosen in self._cold:
             self._oldest = None
             return chosen
-        last, free = self._last, (e for e in self._resident if e not in blocked)
-        self._oldest = min((last.get(expert, 0), expert) for expert in free)[1]
+        self._oldest = self._least_recent(blocked)
         self._frequent = chosen
         return self._oldest if self.recency_rules else chosen
+
+    def _least_recent(self, blocked: Container[int]) -> int:
+        """What `Lru` gives up; there is a resident that is not blocked. The sorted list lasts until
+        the next use: what is blocked now was used now, and so is at its far end."""
+        while True:
+            if not self._by_age:
+                last = self._last
+                by_age = sorted(self._resident, key=lambda e: (last.get(e, 0), e), reverse=True)
+                self._by_age = by_age
+            oldest = self._by_age[-1]
+            if oldest in self._resident and oldest not in blocked:
+                return oldest
+            self._by_age.pop()
 
     def spares(self, victim: int, expert: int) -> bool:
         """As the protocol says; to be asked about the latest victim, for whose place a duel opens."""

@@ -1,10 +1,11 @@
 """The bookkeeping of a layer's slots, without bytes."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diskmoe.experts.policy import Lru
+from diskmoe.experts.policy import POLICIES, Lru
 from diskmoe.experts.slots import LayerSlots, most_recent_first
 
 
@@ -62,6 +63,16 @@ def test_the_last_slot_is_neither_pinned_nor_retired() -> None:
     layer = filled(2, 0, 1)
     assert layer.retire() in (0, 1)
     assert layer.retire() is None
+    assert layer.n_slots == len(layer.slot_of) == 1
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_slots_can_be_retired_after_any_union(name: str) -> None:
+    layer = LayerSlots(range(6), POLICIES[name](6))
+    for union in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 6, 7, 8], [3, 6, 7, 8, 9]):
+        arrive(layer, layer.plan(union).loads)
+    while layer.retire() is not None:
+        arrive(layer, layer.plan([6, 7]).loads)
     assert layer.n_slots == len(layer.slot_of) == 1
 
 
