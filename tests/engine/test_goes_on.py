@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,3 +107,9 @@ def test_a_policy_that_never_has_to_choose_says_so(tiny: Path) -> None:
     said: list[str] = []
     Model.load(tiny, Options(policy="lru"), said.append).close()
     assert "note      POLICY=lru has no effect: all experts fit" in said
+
+
+@pytest.mark.parametrize("wrong", [{"ram_gb": "6"}, {"pin_gb": "1"}, {"trace": "x"}, {"usage": 3}])
+def test_an_option_of_another_type_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="it must be a"):
+        Options(**wrong)
