@@ -83,6 +83,11 @@ def read_recording(path: Path) -> Recording:
         _refuse_other_top_k(path, line, top_k)
         found = layers.setdefault(line.layer, [])
         if line.forward and latest.get(line.layer) == line.forward:
+            if found[-1].phase != line.phase:
+                raise BadModel(
+                    f"{path}: line {line.number}: phase {line.phase} in a forward whose lines of "
+                    f"layer {line.layer} before have {found[-1].phase}"
+                )
             found[-1].rows.append(line.experts)
         else:
             found.append(Forward(line.phase, [line.experts]))

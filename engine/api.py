@@ -13,6 +13,7 @@ with Model.load(Path("models/qwen3-q4"), Options(ram_gb=6)) as model:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,6 +138,7 @@ class Model:
         share: float | None,  # of the expert files in the page cache, before a weight was read
         say: Say = _silent,
         history: UsageHistory | None = None,
+        trace: TraceRecorder | None = None,
     ) -> None:
         self.opened = prepared.opened
         self.text = prepared.text
@@ -148,9 +150,7 @@ class Model:
         self._transformer = transformer
         self._store = store
         self._watch = MemoryWatch(memory.budget_bytes, store.shrink, say)
-        self._trace: TraceRecorder | None = None
-        if prepared.options.trace is not None:
-            self._trace = TraceRecorder(prepared.options.trace, say)
+        self._trace = trace
         self._history = history
         recorders = [part.record for part in (self._trace, history) if part is not None]
         if recorders:
@@ -174,9 +174,13 @@ class Model:
         workers: Workers | None = None
         store: ExpertStore | None = None
         try:
+            # first, as it may be refused
+            trace = None if options.trace is None else TraceRecorder(options.trace, say)
             memory = prepared.plan(say)
             for line in memory.lines():
                 say(f"memory    {line.removeprefix('memory ')}")
+            if options.policy != "auto" and memory.slots_per_layer >= opened.config.experts:
+                say(f"note      POLICY={options.policy} has no effect: all experts fit")
             threads, reason = usable_cores()
             if options.threads is not None:
                 if options.threads > threads:
@@ -210,7 +214,7 @@ class Model:
                 look_ahead=options.prefetch != "0",
                 prefetch=options.prefetch == "1",
             )
-            model = cls(prepared, memory, transformer, store, workers, share, say, history)
+            model = cls(prepared, memory, transformer, store, workers, share, say, history, trace)
         except BaseException:
             if workers is not None:
                 workers.close()
@@ -315,15 +319,19 @@ class Model:
         """The tokens of a run for as long as it is the newest: there is one KV cache."""
         try:
             while True:
-                if run != self._runs or self._closed:
-                    raise BadRequest("this run was ended by a newer one, or the model was closed")
+                self._refuse_ended(run)
                 try:
                     token = next(tokens)
                 except StopIteration:
                     return
+                self._refuse_ended(run)  # by what `on_prefill` did
                 yield token
         finally:
             tokens.close()
+
+    def _refuse_ended(self, run: int) -> None:
+        if run != self._runs or self._closed:
+            raise BadRequest("this run was ended by a newer one, or the model was closed")
 
     def _cache_state(self) -> str:
         """``warm`` when the hot store or the page cache already holds experts.
@@ -342,13 +350,14 @@ class Model:
         if self._closed:
             return
         self._closed = True
-        if self._history is not None:
-            self._history.save()
-        if self._trace is not None:
-            self._trace.close()
-        self.workers.close()
-        self._store.close()
-        self.opened.records.close()
+        with ExitStack() as last_first:  # all of it, whatever fails: a trace may find no room
+            last_first.callback(self.opened.records.close)
+            last_first.callback(self._store.close)
+            last_first.callback(self.workers.close)
+            if self._trace is not None:
+                last_first.callback(self._trace.close)
+            if self._history is not None:
+                last_first.callback(self._history.save)
 
     def __enter__(self) -> Self:
         return self

@@ -94,6 +94,14 @@ class Options:
             value = getattr(self, name)
             if value is not None and value not in (4, 8, 16, 32):
                 raise BadRequest(f"{name} is {value!r}; it must be 4, 8, 16 or 32")
+        for name in ("ram_gb", "pin_gb"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int | float):
+                raise BadRequest(f"{name} is {value!r}; it must be a number")
+        for name in ("trace", "usage"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Path):
+                raise BadRequest(f"{name} is {value!r}; it must be a Path")
         if self.ram_gb is not None and not (0 < self.ram_gb < math.inf):
             raise BadRequest(f"ram_gb is {self.ram_gb!r}; it must be a number above 0")
         if self.pin_gb is not None and not (0 <= self.pin_gb < math.inf):

@@ -8,6 +8,7 @@ asks is called off.
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from diskmoe.experts.reader import ReadPool
 
@@ -29,12 +30,23 @@ class Load:
 
 
 class ReadAhead:
-    """Guesses and their reads into `spare` slots; `run` makes the read of a load on a thread."""
+    """Guesses and their reads into `slots`; `run` makes the read of a load on a thread, unless
+    `call_off` came before it.
 
-    def __init__(self, spare: Iterable[int], pool: ReadPool, run: Callable[[Load], None]) -> None:
-        self._spare = list(spare)
+    Ctrl-C may fall between any two lines: a slot is spare while no load is known to have it.
+    """
+
+    def __init__(
+        self,
+        slots: Iterable[int],
+        pool: ReadPool,
+        run: Callable[[Load], None],
+        call_off: Callable[[Load], bool],
+    ) -> None:
+        self._slots = frozenset(slots)
         self._pool = pool
         self._run = run
+        self._call_off = call_off
         self._wanted: deque[tuple[int, int]] = deque()
         self._loads: dict[tuple[int, int], Load] = {}
 
@@ -43,32 +55,42 @@ class ReadAhead:
         """Whether there are guesses at all."""
         return bool(self._wanted or self._loads)
 
+    @property
+    def loads(self) -> list[Load]:
+        """Reads of guesses that were begun and not taken or given up."""
+        return list(self._loads.values())
+
     def want(self, layer: int, experts: Iterable[int]) -> None:
         """These experts of `layer` are likely to be asked for, the likeliest first."""
         self._wanted = deque((layer, expert) for expert in experts)
 
     def start(self) -> None:
         """The disk has nothing else to do: read what is wanted, as far as there are spare slots."""
-        while self._wanted and self._spare:
+        if not self._wanted:
+            return
+        spare = self._slots.difference(load.slot for load in self._loads.values())
+        for slot in sorted(spare):
+            while self._wanted and self._wanted[0] in self._loads:
+                self._wanted.popleft()
+            if not self._wanted:
+                return
             layer, expert = self._wanted.popleft()
-            if (layer, expert) in self._loads:
-                continue
-            load = Load(layer, expert, self._spare.pop(), kept=True)
-            load.work = lambda load=load: self._run(load)
+            load = Load(layer, expert, slot, kept=True)
+            load.work = partial(self._run, load)
             self._loads[layer, expert] = load
             self._pool.submit(load.work, urgent=False)
 
-    def take(self, layer: int, expert: int, slot: int) -> Load | None:
-        """The read of an expert that is asked for now, if it has begun; `slot`, which was meant for
-        it, becomes a spare one in exchange."""
-        load = self._loads.pop((layer, expert), None)
-        if load is None:
-            return None
-        if self._pool.cancel(load.work):
-            self._spare.append(load.slot)
-            return None
-        self._spare.append(slot)
-        return load
+    def begun(self, layer: int, expert: int) -> Load | None:
+        """The read of an expert that is asked for now, if it has begun; else it is called off."""
+        load = self._loads.get((layer, expert))
+        if load is None or not self._drop(load):
+            return load
+        return None
+
+    def give(self, load: Load, slot: int) -> None:
+        """A begun `load` is the caller's from now on, with its slot; `slot` is spare in exchange."""
+        self._slots = (self._slots - {load.slot}) | {slot}
+        self._loads.pop((load.layer, load.expert), None)
 
     def give_up(self, layer: int) -> int:
         """`layer` has asked for what it wants: all guesses that were begun before and not taken are
@@ -76,10 +98,22 @@ class ReadAhead:
         if self._wanted and self._wanted[0][0] == layer:
             self._wanted.clear()
         wasted = 0
-        for key, load in list(self._loads.items()):
-            called_off = self._pool.cancel(load.work)
-            if called_off or load.done:
-                wasted += not called_off
-                del self._loads[key]
-                self._spare.append(load.slot)
+        for load in self.loads:
+            if not self._drop(load) and load.done:
+                wasted += 1
+                del self._loads[load.layer, load.expert]
         return wasted
+
+    def _drop(self, load: Load) -> bool:
+        """Forget a read that has not begun, and never will; False when it has."""
+        if not self._call_off(load):
+            return False
+        self._pool.cancel(load.work)
+        del self._loads[load.layer, load.expert]
+        return True
+
+    def reset(self, slots: Iterable[int]) -> None:
+        """Nothing is guessed, and `slots` are spare. No read of a guess may be under way."""
+        self._wanted.clear()
+        self._loads.clear()
+        self._slots = frozenset(slots)

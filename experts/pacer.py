@@ -45,5 +45,12 @@ class Pacer:
             self._hurried.wait(left)
 
     def hurry(self) -> None:
-        """End all waiting, now and from here on."""
+        """End all waiting, now and until `resume`."""
         self._hurried.set()
+
+    def resume(self) -> None:
+        """Reads wait again; the pipe is idle."""
+        with self._lock:
+            if self._hurried.is_set():
+                self._free_at = 0.0
+                self._hurried.clear()

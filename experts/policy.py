@@ -46,7 +46,8 @@ class Policy(Protocol):
 class Ranked:
     """What all policies share: the resident of lowest rank goes first, of equal ones the eldest.
 
-    The ranks of experts change with each use only, so they are sorted once a use, if at all.
+    The ranks of experts change with each use only, so they are sorted once a use, if at all. Ctrl-C
+    may fall between any two lines: while something changes there is no order, and it is sorted anew.
     """
 
     def __init__(self) -> None:
@@ -74,18 +75,22 @@ class Ranked:
         self._note(used)
 
     def admit(self, expert: int, hot: bool = True) -> None:
+        order, self._order = self._order, None
         self._resident[expert] = None
         if not hot:
             self._cold.add(expert)
-        if self._order is not None:
-            insort(self._order, expert, key=self._standing)
+        if order is not None:
+            insort(order, expert, key=self._standing)
+        self._order = order
 
     def drop(self, expert: int) -> None:
         if expert in self._resident:
+            order, self._order = self._order, None
             del self._resident[expert]
             self._cold.discard(expert)
-            if self._order is not None:
-                self._order.remove(expert)
+            if order is not None:
+                order.remove(expert)
+            self._order = order
 
     def victim(self, blocked: Container[int]) -> int | None:
         if self._order is None:
@@ -217,7 +222,8 @@ class Duel(Lfru):
 
     Where the two would give up different experts, these fight a duel: the one that is used first
     shows that whoever gave it up was wrong. The mean outcome of the latest duels, about `memory` of
-    them, decides who rules; `Lru` does when it wins by more than `doubt`.
+    them, decides who rules; `Lru` does when it wins by more than `doubt`. The two books of duels may
+    differ after Ctrl-C: a rival that only one of them knows is passed over.
     """
 
     def __init__(self, memory: float = 64.0, doubt: float = 0.15) -> None:
@@ -235,10 +241,10 @@ class Duel(Lfru):
         for expert in experts:
             rival = self._rival.pop(expert, None)
             if rival is not None:
-                self._rivals[rival].remove(expert)
+                self._rivals.get(rival, set()).discard(expert)
                 self.lead += (-1.0 - self.lead) * self._share
             for beaten in self._rivals.pop(expert, ()):
-                del self._rival[beaten]
+                self._rival.pop(beaten, None)
                 self.lead += (1.0 - self.lead) * self._share
         super()._note(experts)
         self._by_age = []
@@ -282,7 +288,7 @@ class Duel(Lfru):
             return
         before = self._rival.get(expert)
         if before is not None:
-            self._rivals[before].remove(expert)
+            self._rivals.get(before, set()).discard(expert)
         self._rival[expert] = rival
         self._rivals.setdefault(rival, set()).add(expert)
 

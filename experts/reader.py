@@ -157,7 +157,8 @@ class ReadPool:
         self._most_later = most_later
         self._urgent: deque[Callable[[], None]] = deque()
         self._later: deque[Callable[[], None]] = deque()
-        # a token per submitted work; both kinds of queue are atomic, so that no lock is needed
+        # a token wakes a thread, which takes all there is: no work waits for one that Ctrl-C cut
+        # off, and one too many does no harm; the queues are atomic, so that no lock is needed
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._closed = False
         # daemons: a process that ends without `close` does not wait for its disk
@@ -185,21 +186,23 @@ class ReadPool:
             self._later.remove(work)
         except ValueError:
             return False
-        return True  # its token stays: a thread that takes it finds nothing to do
+        return True
 
     def _serve(self) -> None:
         while True:
             self._tokens.get()
+            while (work := self._next()) is not None and not self._closed:
+                work()
             if self._closed:
                 return
+
+    def _next(self) -> Callable[[], None] | None:
+        for waiting in (self._urgent, self._later):
             try:
-                work = self._urgent.popleft()
+                return waiting.popleft()
             except IndexError:
-                try:
-                    work = self._later.popleft()
-                except IndexError:
-                    continue  # it was called off
-            work()
+                continue
+        return None
 
     def close(self) -> None:
         """Wait for reads under way, drop those not begun."""

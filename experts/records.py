@@ -61,7 +61,11 @@ class RecordSource(Protocol):
         ...
 
     def hurry(self) -> None:
-        """A paced disk keeps nobody waiting from here on: the run is about to end."""
+        """A paced disk keeps nobody waiting from here on: a fetch is about to end, or all is."""
+        ...
+
+    def resume(self) -> None:
+        """Reads are paced again; none is under way that was begun before."""
         ...
 
     def close(self) -> None: ...
@@ -117,6 +121,10 @@ class ContainerRecords:
     def hurry(self) -> None:
         if self.pacer is not None:
             self.pacer.hurry()
+
+    def resume(self) -> None:
+        if self.pacer is not None:
+            self.pacer.resume()
 
     def close(self) -> None:
         self._reader.close()
@@ -207,6 +215,10 @@ class CheckpointRecords:
     def hurry(self) -> None:
         if self.pacer is not None:
             self.pacer.hurry()
+
+    def resume(self) -> None:
+        if self.pacer is not None:
+            self.pacer.resume()
 
     def close(self) -> None:
         self._reader.close()

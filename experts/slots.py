@@ -9,7 +9,7 @@ union at hand is never given up; a slot claims an expert only after ``arrived``.
         layer.arrived(expert, slot)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,11 @@ class LayerSlots:
         self._policy = policy
         self.slot_of: dict[int, int] = {}  # expert -> slot whose bytes are complete
         self.evictions = 0
+
+    @property
+    def slots(self) -> Collection[int]:
+        """All of them: of residents, of loads, free and pinned."""
+        return self._slots
 
     @property
     def n_slots(self) -> int:
@@ -108,8 +113,7 @@ class LayerSlots:
 
     def exchange(self, slot: int, other: int) -> None:
         """`other`, which was no slot of this layer, takes the place of `slot`, planned for a load."""
-        self._slots.discard(slot)
-        self._slots.add(other)
+        self._slots = self._slots ^ {slot, other}  # at once, whenever Ctrl-C falls
 
     def abandon(self, n_experts: int) -> None:
         """Planned loads that have not arrived by now will not come: their slots are free again."""

@@ -89,9 +89,13 @@ class ExpertStore:
         self._waves = range(n_slots, n_slots + wave_slots)
         self._scratch = list(self._waves)
         n_slots += wave_slots
+        # what layers and guesses have, and exchange
+        self._lent = set(range(n_slots + ahead_slots)).difference(self._waves)
         self.arena = Arena(n_slots + ahead_slots, self.record_layout.nbytes)
         self._pool = ReadPool(io_threads)
-        self._ahead = ReadAhead(range(n_slots, n_slots + ahead_slots), self._pool, self._run)
+        self._ahead = ReadAhead(
+            range(n_slots, n_slots + ahead_slots), self._pool, self._run, self._call_off
+        )
         self._under_way: dict[int, Load] = {}  # slot -> its read
         self._changed = threading.Condition()  # guards `started` and `done` of loads
         self._ticket = 0
@@ -156,6 +160,7 @@ class ExpertStore:
         self, layer: int, ids: list[int], ranked: Sequence[int] | None
     ) -> Generator[tuple[Ids, Ids], None, None]:
         self._tidy()  # what an abandoned fetch left under way
+        self._source.resume()
         self._ticket += 1
         ticket = self._ticket
         state = self._unfinished = self._layers[layer]
@@ -203,18 +208,19 @@ class ExpertStore:
             return [], planned[::-1]
         state, here, loads = self._layers[layer], [], []
         for expert, slot in planned:
-            load = self._ahead.take(layer, expert, slot)
+            load = self._ahead.begun(layer, expert)
             if load is None:
                 loads.append((expert, slot))
                 continue
             state.exchange(slot, load.slot)
+            self._under_way[load.slot] = load
+            self._ahead.give(load, slot)
             if load.done and load.error is None:
                 state.arrived(expert, load.slot)
+                del self._under_way[load.slot]
                 here.append((expert, load.slot))
                 self.counters.ahead_hits += 1
                 self.counters.ahead_bytes += self._source.disk_bytes(layer, expert)
-            else:
-                self._under_way[load.slot] = load
         self._give_up_guesses(layer)
         return here, loads[::-1]
 
@@ -234,10 +240,16 @@ class ExpertStore:
             load = self._under_way[slot] = Load(layer, expert, slot, kept)
             self._pool.submit(partial(self._run, load))
 
+    def _call_off(self, load: Load) -> bool:
+        """True when the read had not begun, and never will."""
+        with self._changed:
+            load.done = load.done or not load.started
+            return not load.started
+
     def _run(self, load: Load) -> None:
         """On a reader thread."""
         with self._changed:
-            if load.done:  # called off
+            if load.done:
                 return
             load.started = True
         try:
@@ -279,14 +291,17 @@ class ExpertStore:
         others; what arrives whole is kept."""
         if self._unfinished is None:
             return
-        with self._changed:
-            for load in self._under_way.values():
-                load.done = load.done or not load.started
+        for load in [*self._under_way.values(), *self._ahead.loads]:
+            self._call_off(load)
         while self._under_way:
             for load in self._arrivals():
                 self._admit(load)
+        with self._changed:
+            self._changed.wait_for(lambda: all(load.done for load in self._ahead.loads))
         self._unfinished.abandon(self.n_experts)
         self._scratch = list(self._waves)
+        owned = {slot for layer in self._layers.values() for slot in layer.slots}
+        self._ahead.reset(self._lent.difference(owned))
         self._unfinished = None
 
     def pin(self, layer: int, expert_ids: Ids) -> int:
@@ -320,6 +335,7 @@ class ExpertStore:
             _, layer = heapq.heappop(largest)
             slot = self._layers[layer].retire()
             if slot is not None:
+                self._lent.discard(slot)
                 self.arena.release(slot)
                 freed += self.arena.slot_bytes
                 heapq.heappush(largest, (-self._layers[layer].n_slots, layer))

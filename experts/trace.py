@@ -10,6 +10,7 @@ The rule of this file: nothing is written while a run generates. Rows are kept i
 an expert, and the file is written whole by ``close``.
 """
 
+import os
 import sys
 from array import array
 from collections.abc import Callable, Iterator
@@ -37,13 +38,14 @@ class TraceRecorder:
     """
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        if path.is_dir() or not path.parent.is_dir():
-            what = "is a directory" if path.is_dir() else "is in a directory that does not exist"
-            raise BadOutput(f"TRACE={path} {what}; name a file that can be written")
+        fault = _fault(path)
+        if fault:
+            raise BadOutput(f"TRACE={path} {fault}; name a file that can be written")
         self._path = path
         self._say = say
         self._words = array("H")  # per layer and forward: phase, layer, rows, top_k, then experts
         self._forward = 0  # where the words of the latest forward begin
+        self._n_layers = self._most_layers = 0  # of the latest forward, and of those before
         self._nbytes = 0  # of the file, at most
         self._layer = -1
         self._open = True
@@ -56,7 +58,7 @@ class TraceRecorder:
         if not self._open:
             return
         if layer <= self._layer:
-            self._forward = len(self._words)
+            self._begin_forward()
         self._layer = layer
         n, top_k = ids.shape
         self._nbytes += len(FORWARD) + 1 + n * (len("0,1234567,12345,") + 6 * top_k)
@@ -67,11 +69,21 @@ class TraceRecorder:
                 f"note      the trace is full at {MOST_BYTES} bytes: nothing more is recorded"
             )
             return
-        self._words.extend((phase, layer, n, top_k))
-        self._words.frombytes(ids.astype(np.uint16).tobytes())
+        head = np.array((phase, layer, n, top_k), np.uint16)
+        # at once, whenever Ctrl-C falls
+        self._words.frombytes(head.tobytes() + ids.astype(np.uint16).tobytes())
+        self._n_layers += 1
+
+    def _begin_forward(self) -> None:
+        """What is recorded by now is whole forwards: one that Ctrl-C ended is forgotten."""
+        if self._n_layers < self._most_layers:
+            del self._words[self._forward :]
+        self._most_layers = max(self._n_layers, self._most_layers)
+        self._forward, self._n_layers = len(self._words), 0
 
     def close(self) -> None:
         """Write the file. A second call does nothing. Raises WriteFailed."""
+        self._begin_forward()
         words, self._words = self._words, array("H")
         self._open = False
         if not words:
@@ -83,6 +95,20 @@ class TraceRecorder:
                 f"{self._path}: the trace cannot be written ({error.strerror or error})"
             ) from None
         self._say(f"trace     {self._path}")
+
+
+def _fault(path: Path) -> str:
+    """Why no file can be put there, as far as can be told before; empty when one can."""
+    try:
+        if path.is_dir():
+            return "is a directory"
+        if not path.parent.is_dir():
+            return "is in a directory that does not exist"
+        if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
+            return "is no ordinary file"
+    except OSError as error:
+        return f"is no place for a file ({error.strerror or error})"
+    return "" if os.access(path.parent, os.W_OK) else "is in a directory that is read-only"
 
 
 def _lines(words: "array[int]") -> Iterator[bytes]:

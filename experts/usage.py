@@ -187,7 +187,11 @@ def pin_most_used(
     learned = f"learned from {history.tokens:.0f} tokens"
     if not pinned and not history.tokens:
         learned = "nothing is learned of this model yet"
+    elif not any(room.values()):
+        learned = "a layer's only slot is never pinned"
+    elif nbytes < each:
+        learned = f"{shown_bytes(nbytes)} do not hold one of {shown_bytes(each)}"
     elif pinned == sum(room.values()):
-        learned += f", {PIN_SHARE:.0%} of the slots"
+        learned += f", {100 * PIN_SHARE:.0f} % of the slots"
     say(f"pins      {pinned} experts, {shown_bytes(pinned * each)}; {learned}")
     return pinned

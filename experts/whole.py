@@ -11,7 +11,8 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
 
     Nothing is left behind when that fails, by an OSError of the disk or by what `chunks` raises.
     """
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # a name of 255 bytes is the longest that most file systems take
+    unfinished = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.tmp")
     try:
         with unfinished.open("xb") as file:
             for chunk in chunks:

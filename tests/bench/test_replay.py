@@ -15,6 +15,7 @@ from diskmoe.bench.belady import Belady
 from diskmoe.bench.replay import Hits, regrouped, replay
 from diskmoe.bench.trace import Forward, Recording, read_recording
 from diskmoe.engine.cli import main
+from diskmoe.engine.errors import BadModel
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.forward import Transformer
@@ -96,6 +97,12 @@ def test_rows_are_regrouped_and_no_row_is_lost() -> None:
     found = regrouped(recording(rows), 2).layers[0]
     assert [forward.rows for forward in found] == [rows[:2], rows[2:4], rows[4:]]
     assert replay(regrouped(recording(rows), 2), 7, POLICIES["lru"])[DECODE] == Hits(1, 7)
+
+
+def test_a_forward_of_two_phases_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"{HEADING}\n# forward\n0,0,0,1-2\n1,1,0,3-4\n")
+    with pytest.raises(BadModel, match=r"t\.csv: line 4: phase 1 in a forward .* have 0"):
+        read_recording(tmp_path / "t.csv")
 
 
 def test_a_pinned_expert_is_hit_from_the_start_and_never_given_up() -> None:

@@ -67,7 +67,7 @@ def test_pins_are_what_was_used_most_and_change_no_id(
     first, said = run(tiny, capsys, *words, "--pin-gb", "1")
     assert "pins      0 experts, 0 B; nothing is learned of this model yet" in said
     again, said = run(tiny, capsys, *words, "--pin-gb", "1")
-    assert "pins      6 experts, " in said and "50% of the slots" in said  # 3 layers, 4 slots each
+    assert "pins      6 experts, " in said and "50 % of the slots" in said  # 3 layers, 4 slots each
     assert "learned from 8 tokens" in said
     assert again["token_ids"] == first["token_ids"]
     record_gib = 3 * 48 * 64 * 2 / 2**30
@@ -108,3 +108,14 @@ def test_the_state_directory_follows_the_platform(
     monkeypatch.setattr(Path, "home", lambda: Path("home"))
     assert state_dir() == Path(expected)
     assert state_dir("given") == Path("given")
+
+
+def test_pins_that_find_no_room_say_why(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run(tiny, capsys)
+    _, said = run(tiny, capsys, "--pin-gb", "1", "--cap", "1")
+    assert "pins      0 experts, 0 B; a layer's only slot is never pinned" in said
+    _, said = run(tiny, capsys, "--pin-gb", "0.000001", "--cap", "4")
+    assert "pins      0 experts, 0 B; 1.0 KiB do not hold one of" in said

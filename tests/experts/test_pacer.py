@@ -47,7 +47,7 @@ def test_waiting_takes_no_processor_time() -> None:
     assert time.thread_time() - began < 0.1
 
 
-def test_hurry_ends_all_waiting_for_good() -> None:
+def test_hurry_ends_all_waiting_until_reads_are_paced_again() -> None:
     pacer = Pacer(1)
     waiting = threading.Thread(target=pacer.wait, args=(pacer.ask(10**6),))
     waiting.start()
@@ -55,6 +55,13 @@ def test_hurry_ends_all_waiting_for_good() -> None:
     waiting.join(10)
     assert not waiting.is_alive()
     pacer.wait(pacer.ask(10**6))
+    pacer.resume()
+    waiting = threading.Thread(target=pacer.wait, args=(pacer.ask(10**6),))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    pacer.hurry()
+    waiting.join(10)
 
 
 def test_a_disk_without_speed_is_refused() -> None:

@@ -44,6 +44,9 @@ class FakeSource:
     def hurry(self) -> None:
         pass
 
+    def resume(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -1,5 +1,6 @@
 """Recorded routing: what was asked for is what the file says, and nothing is written before."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -99,11 +100,42 @@ def test_a_full_trace_ends_with_a_whole_forward_and_says_so_once(
     assert (tmp_path / "t.csv").stat().st_size <= 400
 
 
-def test_a_place_that_takes_no_file_is_refused_before_the_run(tmp_path: Path) -> None:
+def test_a_place_that_takes_no_file_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(BadOutput, match="is a directory"):
         TraceRecorder(tmp_path, silent)
     with pytest.raises(BadOutput, match="does not exist"):
         TraceRecorder(tmp_path / "no" / "t.csv", silent)
+    with pytest.raises(BadOutput, match="no place for a file"):
+        TraceRecorder(tmp_path / ("t" * 300), silent)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(BadOutput, match="read-only"):
+        TraceRecorder(tmp_path / "t.csv", silent)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_or_a_device_is_not_replaced_by_a_trace(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadOutput, match="no ordinary file"):
+        TraceRecorder(tmp_path / "pipe", silent)
+
+
+def test_the_longest_name_that_a_file_can_have_is_written_to(tmp_path: Path) -> None:
+    path = tmp_path / ("t" * 255)
+    recorder = TraceRecorder(path, silent)
+    recorder.record(0, rows([1, 2]), DECODE)
+    recorder.close()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_forward_that_was_interrupted_is_not_in_the_trace(tmp_path: Path) -> None:
+    recorder = TraceRecorder(tmp_path / "t.csv", silent)
+    for layers in ((0, 1, 2), (0,), (0, 1, 2), (0, 1)):
+        for layer in layers:
+            recorder.record(layer, rows([layer, 7]), DECODE)
+    recorder.close()
+    assert read_trace(tmp_path / "t.csv", (0, 1, 2), 8).decode_steps == 2
 
 
 def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(
