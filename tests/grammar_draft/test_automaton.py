@@ -186,6 +186,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert int(done.stdout) < 200 * 1024  # KiB
 
 
+def test_strict_mode_reads_a_grammar_that_no_text_completes_as_llama_cpp_does() -> None:
+    automaton = Automaton(parse("root ::= a\na ::= [z-a]", strict=True))
+    assert automaton.start.allowed == 0 and not automaton.start.may_end
+
+
 def test_tangled_left_recursion_is_refused() -> None:
     many = range(150)
     rules = [f"r{i} ::= r{(i + 1) % 150} {' '.join(f'r{j}' for j in many)} | [a]" for i in many]
