@@ -38,17 +38,18 @@ def load(
 
 
 def _data(place: str) -> bytes:
-    path = Path(place)
-    if not path.exists() and place.removesuffix(".gbnf") in shipped():
-        name = place.removesuffix(".gbnf") + ".gbnf"
-        return (resources.files("diskmoe.grammar_draft") / "grammars" / name).read_bytes()
     try:
-        with path.open("rb") as file:
+        with Path(place).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
+        name = place.removesuffix(".gbnf")
+        if name in shipped():
+            folder = resources.files("diskmoe.grammar_draft") / "grammars"
+            return (folder / f"{name}.gbnf").read_bytes()
         why = getattr(error, "strerror", None) or str(error)
-        ours = ", ".join(shipped())
-        raise BadGrammar(f"cannot be read ({why}); ours are {ours}", place[:200]) from None
+        raise BadGrammar(
+            f"cannot be read ({why}); ours are {', '.join(shipped())}", place[:200]
+        ) from None
     if len(data) > MAX_BYTES:
         raise BadGrammar(f"the file is larger than {MAX_BYTES} bytes", place)
     return data

@@ -2,10 +2,11 @@
 
 Nothing here constrains a text. Until a byte that the root admits the walker waits (*lazy arming*).
 Blanks that the grammar does not foresee are stepped over and remembered as the text's style. At any
-other byte out of place it lets go, and takes up again at the latest plausible point: at the start
-of a line, at any place where lines have started before (a row of NDJSON, a key of an indented
-object), all of them followed until bytes tell them apart; in texts without such lines from the
-root. Between the tags of a thinking block it looks at nothing.
+other byte out of place it lets go, and takes up again at the latest plausible point: within a line
+behind a spelling that the grammar has further on (an anchor: the next key); at the start of a line
+where lines have started before (a row of NDJSON, a key of an indented object), all such places
+followed until bytes tell them apart; else at the root. Between the tags of a thinking block it
+looks at nothing.
 
     walker = Walker(automaton)
     walker.feed(b'Here you are: {"id":')
@@ -16,16 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from diskmoe.grammar_draft.anchors import BLANKS, NEWLINE, SIZE, anchors, window
 from diskmoe.grammar_draft.automaton import Automaton, State
 from diskmoe.grammar_draft.habits import MAX_PLACES, PAYS, Habits
 
-_BLANKS = b" \t\r\n"
-_NEWLINE = ord("\n")
 MAX_BLANKS = 64  # a run of blanks that is told from a longer one, or stepped over out of place
 MAX_LINES = 16  # places where lines have started
+_KEPT = 16  # bytes of a text that are kept
+MAX_LOOKS = 16  # states from which anchors are looked for
 _FEW = 8  # bytes possible at a place whose habit is trusted at once
 _MANY = 64  # more than these: free text, without habits
-_PROBATION = 8  # bytes that must fit before a text that was lost in mid-line is drafted for again
 _WORK = 200_000  # frames a text may touch in the automaton ...
 _WORK_PER_BYTE = 100  # ... and more for every byte of it
 
@@ -40,6 +41,8 @@ class Walker:
         self.off = ""  # why the walker has given up on this grammar, if it has
         self._tags = tags
         self._lines: list[State] = []  # places where lines have started, latest first
+        # by the state that was left and the branch before it
+        self._anchors: dict[tuple[State, State], dict[bytes, State]] = {}
         self._deviant: set[Hashable] = set()  # places where blanks out of place were met
         self._bytes = 0
         self._work = automaton.work
@@ -50,8 +53,12 @@ class Walker:
         self.state: State | None = None
         self._blanks = b""  # the run of blanks the text ends in, out of place or not
         self._others: list[State] = []  # where the text may stand as well, when it is not sure
-        self._probation = 0
-        self._lost = False  # in a line that was left; the next one may be taken up
+        self._fits = 0  # bytes that fitted since it was taken up
+        self._lost = False  # the grammar was left, and not only because it was complete
+        self._ahead: dict[bytes, State] = {}  # anchors to take up at
+        self._branch = self.automaton.start  # the latest state with a choice of bytes
+        self._said = b""  # the latest bytes of a text that is lost, blanks apart
+        self._text = bytearray()  # the latest bytes
         self._line_start = True  # of the whole text; of other lines the blanks tell
         self._thinking = thinking
         self._seen = b""  # while thinking: the latest bytes; else: perhaps the start of a tag
@@ -59,7 +66,7 @@ class Walker:
     @property
     def ready(self) -> bool:
         """Whether the walker knows where the text stands."""
-        return self.state is not None and not self._probation and not self.off
+        return self.state is not None and not self.off
 
     def feed(self, data: bytes, token: int = -1) -> None:
         """The text goes on by the bytes of one token (an incomplete character is fine)."""
@@ -76,9 +83,11 @@ class Walker:
                 self._blanks = b""
                 return
         for i, byte in enumerate(data):
+            self._text.append(byte)
             self._take(byte)
             if self._thinking:  # a tag ended here
                 return self.feed(data[i + 1 :])
+        del self._text[:-_KEPT]
         if self.automaton.work - self._work > _WORK + _WORK_PER_BYTE * self._bytes:
             self.off = f"grammar {self.automaton.name} is too ambiguous to follow"
         return None
@@ -103,14 +112,14 @@ class Walker:
                             break
                     else:
                         byte, share = guess
-                        if byte not in _BLANKS and not blanks:  # a style is one guess, not many
+                        if byte not in BLANKS and not blanks:  # a style is one guess, not many
                             sure *= share
                         if sure < PAYS:
                             break
             after = self.automaton.advance(state, byte)
             if after is not None:
                 state = after
-            elif byte not in _BLANKS or len(blanks) >= MAX_BLANKS:
+            elif byte not in BLANKS or len(blanks) >= MAX_BLANKS:
                 break
             blanks = _run(blanks, byte)
             said.append(byte)
@@ -132,17 +141,18 @@ class Walker:
         if after is None:
             self._misfit(byte)
             return
+        if state.choices > 1:
+            self._branch = state
         if state.choices <= _MANY and (byte != state.only or self._deviant):
             self._learn(state, byte, state.choices <= _FEW)
         if self._others:
             steps = (self.automaton.advance(other, byte) for other in self._others)
             self._others = [other for other in steps if other is not None and other is not after]
         self.state = after
-        if self._probation:
-            self._probation -= 1
-        if byte in _BLANKS:
+        self._fits += 1
+        if byte in BLANKS:
             self._blanks = _run(self._blanks, byte)
-            if byte == _NEWLINE:
+            if byte == NEWLINE:
                 self._note_line(after)
         elif self._blanks:
             self._blanks = b""
@@ -167,7 +177,7 @@ class Walker:
                 self._others.remove(other)
                 self._step(byte)
                 return
-        if byte in _BLANKS and state.allowed and len(self._blanks) < MAX_BLANKS:
+        if byte in BLANKS and state.allowed and len(self._blanks) < MAX_BLANKS:
             if not state.may_end:
                 if len(self._deviant) >= MAX_PLACES:
                     self._deviant.clear()
@@ -176,27 +186,42 @@ class Walker:
             self._blanks = _run(self._blanks, byte)
             return
         self.state, self._others = None, []
-        self._lost = not state.may_end
+        if self._fits >= SIZE:  # else it was a false start, and nothing has changed
+            self._lost = not state.may_end
+            self._ahead = self._anchors_of((state, self._branch))
+            self._said = b""
+            for said in self._text[:-1]:
+                self._said = window(self._said, said)
         self._wait(byte)
+
+    def _anchors_of(self, places: tuple[State, State]) -> dict[bytes, State]:
+        known = self._anchors.get(places)
+        if known is None:
+            if len(self._anchors) >= MAX_LOOKS:
+                return {}
+            known = self._anchors[places] = anchors(self.automaton, places)
+        return known
 
     def _wait(self, byte: int) -> None:
         """A byte of a text whose place is not known: it may begin here."""
         if self._tags is not None and self._may_open(byte):
             return
         line_start = self._line_start or b"\n" in self._blanks
-        self._line_start = line_start and byte in _BLANKS
+        self._line_start = line_start and byte in BLANKS
         self._blanks = _run(self._blanks, byte)
         places = [self.automaton.start]
         if line_start:
             places = [*self._lines, *places] if self._lost else [*places, *self._lines]
-        elif self._lost and self._lines:
+        elif self._lost and (self._lines or self._ahead):
+            self._said = window(self._said, byte)
+            self.state = self._ahead.get(self._said)
+            self._fits = SIZE
             return
         steps = (self.automaton.advance(place, byte) for place in places)
         found = list(dict.fromkeys(after for after in steps if after is not None))
         if found:
             self.state, self._others = found[0], found[1:]
-            self._probation = _PROBATION if self._lost and not line_start else 0
-            self._lost = False
+            self._fits = 1
 
     # thinking blocks
 
@@ -236,6 +261,6 @@ class Walker:
 
 def _run(blanks: bytes, byte: int) -> bytes:
     """The run of blanks that a text ends in, behind one more byte."""
-    if byte not in _BLANKS:
+    if byte not in BLANKS:
         return b""
     return blanks + bytes([byte]) if len(blanks) < MAX_BLANKS else blanks

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from diskmoe.grammar_draft.anchors import anchors
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.grammar_draft.habits import Habits
@@ -79,6 +80,32 @@ def test_a_row_that_is_left_is_taken_up_with_the_next_line() -> None:
     assert expected(walk, "9}}\n{") == '"id":'
 
 
+def test_a_value_that_the_grammar_does_not_have_costs_that_value_only() -> None:
+    walk = walker()
+    assert expected(walk, '{"id":null,"kind":"') == ""  # a branch, and its place is known
+    assert expected(walk, "good") == '","why":"'
+    walk.feed(b'","why":"x"}\n{"id":2,"kind":"so, so')
+    assert not walk.ready
+    assert expected(walk, '","why": "') == ""
+    assert expected(walk, 'z"') == '}\n{"id":'
+
+
+def test_members_may_be_missing_or_unknown() -> None:
+    walk = walker()
+    assert expected(walk, '{"id":1,"colour":"red","kind":') == '"'
+    assert expected(walk, '"bad","why":"x"}\n{"id":2,"why":') == '"'
+
+
+def test_anchors_are_spellings_ahead_on_the_same_line() -> None:
+    automaton = Automaton(parse(ROWS))
+    left = automaton.walk(automaton.start, b'{"id":')
+    assert left is not None
+    found = anchors(automaton, [left])
+    assert found[b'"kind"'] is automaton.walk(left, b'7,"kind"')
+    assert found[b'd","wh'] is automaton.walk(left, b'7,"kind":"bad","wh')
+    assert b'{"id":' not in found
+
+
 def test_a_line_inside_a_structure_is_taken_up_where_lines_like_it_began() -> None:
     walk = walker(LINES)
     row = '  {\n    "a": 1,\n    "b": 2,\n    "c": 3\n  }'
@@ -89,10 +116,16 @@ def test_a_line_inside_a_structure_is_taken_up_where_lines_like_it_began() -> No
     assert expected(walk, '": 5,\n    "') == 'c": '
 
 
-def test_without_lines_it_starts_anew_at_the_root_and_on_probation() -> None:
-    walk = walker(OBJECT)
-    assert expected(walk, '{"name":"a","size":x {') == "not ready"
-    assert expected(walk, '"name":"bcd",') == '"size":'
+def test_without_lines_or_anchors_it_starts_anew_at_the_root() -> None:
+    walk = walker('root ::= "<" [a-z]+ "=" [0-9]+ ">"')
+    assert expected(walk, "<abcdef=!") == "not ready"
+    assert expected(walk, " <ab=1>") == ""
+
+
+def test_a_false_start_in_prose_changes_nothing() -> None:
+    walk = walker()
+    walk.feed(b'{"id":1,"kind":"good","why":"x"}\n{"id":nil and {a}, {"id" or {"kind":')
+    assert expected(walk) == '"good","why":"'
 
 
 def test_a_new_text_begins_at_the_root_whatever_lines_the_last_one_had() -> None:
