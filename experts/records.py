@@ -77,7 +77,21 @@ def _mode(direct: bool, reason: str, pacer: Pacer | None) -> str:
     return text if pacer is None else f"{text}; {pacer}"
 
 
-class ContainerRecords:
+class _Paced:
+    """A source whose reads may be those of a slower disk."""
+
+    pacer: Pacer | None
+
+    def hurry(self) -> None:
+        if self.pacer is not None:
+            self.pacer.hurry()
+
+    def resume(self) -> None:
+        if self.pacer is not None:
+            self.pacer.resume()
+
+
+class ContainerRecords(_Paced):
     """Records of a converted model: one read each, straight into the slot.
 
     With `verify`, the first load of each record in this object's life compares its checksum and
@@ -118,14 +132,6 @@ class ContainerRecords:
                 raise BadModel(damage)
             self._verified.add((layer, expert))
 
-    def hurry(self) -> None:
-        if self.pacer is not None:
-            self.pacer.hurry()
-
-    def resume(self) -> None:
-        if self.pacer is not None:
-            self.pacer.resume()
-
     def close(self) -> None:
         self._reader.close()
 
@@ -136,7 +142,7 @@ def own_expert_format(checkpoint: Checkpoint, plan: TensorPlan) -> str:
     return own.pop() if len(own) == 1 else "f32"
 
 
-class CheckpointRecords:
+class CheckpointRecords(_Paced):
     """Records made on the way in from an unconverted model: a few reads and a packing per expert.
 
     `fmt` None keeps the experts' own numbers exactly (`own_expert_format`).
@@ -211,14 +217,6 @@ class CheckpointRecords:
         raw = room[: piece.nbytes]
         self._reader.read_into(piece.path, piece.offset, raw, layer, expert)
         return raw
-
-    def hurry(self) -> None:
-        if self.pacer is not None:
-            self.pacer.hurry()
-
-    def resume(self) -> None:
-        if self.pacer is not None:
-            self.pacer.resume()
 
     def close(self) -> None:
         self._reader.close()
