@@ -14,7 +14,7 @@ from pathlib import Path
 from diskmoe.engine.errors import BadModel, BadRequest, OutOfBudget
 from diskmoe.engine.kernels.heads import KV_KIND
 from diskmoe.engine.model.config import ModelConfig, read_config
-from diskmoe.engine.model.forward import scratch_bytes
+from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import dense_bytes, loader_bytes
@@ -295,6 +295,7 @@ def _scratch_bytes(opened: Opened, rows: int, drafts: int) -> int:
     config, layout = opened.config, opened.records.record_layout
     rows, logit_rows = max(rows, 1 + drafts), 12 + drafts
     working = scratch_bytes(config, rows, logit_rows, opened.context, layout, opened.dense_formats)
+    working += drafts * config.layers * PROGRAM_BYTES
     return opened.records.scratch_bytes + working + OTHER_BYTES
 
 
