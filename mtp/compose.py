@@ -78,7 +78,9 @@ class Composer:
         """Drafts for the next forward, at most `room`."""
         self._open.clear()
         for entry in self._entries:
-            allowed = entry.guard.allowed(min(room, self._most))
+            allowed = min(room, self._most)
+            if self._guard:
+                allowed = entry.guard.allowed(allowed)
             if allowed <= 0:
                 continue
             drafts = self._usable(entry.source.propose(self._history, allowed)[:allowed])

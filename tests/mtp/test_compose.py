@@ -98,13 +98,15 @@ def test_a_source_that_is_wrong_goes_off_with_one_line_and_is_probed_with_one_dr
     assert len(said) == 1 and "says drafts go off" in said[0]
     assert drafts.accounts["says"].off and drafts.accounts["says"].pauses == 1
     assert fail(drafts, PAUSE) == 1 and len(said) == 1
-    assert drafts.accounts["says"].proposed == 3 * (WINDOW // 2 + 1) + 1
+    halving = [3, 3, 2] + [1] * (WINDOW // 2 - 2)  # of 8, 4, 2, 1, ... that it may give
+    assert drafts.accounts["says"].proposed == sum(halving) + 1
 
 
 def test_without_the_guard_a_wrong_source_goes_on() -> None:
     said: list[str] = []
-    drafts = composer(Says([1]), guard=False, say=said.append)
+    drafts = composer(Says([1] * 8), guard=False, say=said.append)
     assert fail(drafts, 100) == 100 and not said
+    assert drafts.accounts["says"].proposed == 800
 
 
 def test_a_source_that_gives_up_says_so_once() -> None:

@@ -1,6 +1,6 @@
 """The guard: when a source goes off, when it is asked again, and what it costs till then."""
 
-from diskmoe.mtp.guard import PAUSE, WINDOW, Guard
+from diskmoe.mtp.guard import FIRST, PAUSE, WINDOW, Guard
 
 
 def went_off(outcomes: list[bool]) -> list[int]:
@@ -23,6 +23,17 @@ def test_only_the_latest_count() -> None:
 
 def test_it_goes_off_as_soon_as_the_window_is_lost() -> None:
     assert went_off([False] * (WINDOW // 2 + 1)) == [WINDOW // 2 + 1]
+
+
+def test_a_wrong_draft_halves_how_many_may_be_given_and_a_right_one_doubles_it() -> None:
+    guard = Guard()
+    assert guard.allowed(48) == FIRST and guard.allowed(3) == 3
+    for _ in range(3):
+        guard.judged(True)
+    assert guard.allowed(48) == 48
+    for _ in range(9):
+        guard.judged(False)
+    assert guard.allowed(48) == 1
 
 
 def off_guard() -> Guard:
@@ -48,7 +59,7 @@ def test_a_probe_that_is_right_switches_on_and_a_wrong_one_waits_again() -> None
     assert not guard.judged(False) and guard.allowed(24) == 0 and guard.pauses == 1
     for _ in range(PAUSE):
         guard.emitted()
-    assert not guard.judged(True) and not guard.off and guard.allowed(24) == 24
+    assert not guard.judged(True) and not guard.off and guard.allowed(24) == 1
 
 
 def test_what_was_judged_before_a_pause_is_forgotten() -> None:
