@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
+from diskmoe.engine.drafting import composer_of
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.learning import history_of, pin
@@ -48,6 +49,8 @@ from diskmoe.experts.store import ExpertStore
 from diskmoe.experts.trace import TraceRecorder
 from diskmoe.experts.usage import UsageHistory
 from diskmoe.experts.watch import MemoryWatch
+from diskmoe.grammar_draft.library import load as load_grammar
+from diskmoe.grammar_draft.rules import Grammar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -152,6 +155,7 @@ class Model:
         self._watch = MemoryWatch(memory.budget_bytes, store.shrink, say)
         self._trace = trace
         self._history = history
+        self._say = say
         recorders = [part.record for part in (self._trace, history) if part is not None]
         if recorders:
             transformer.record_with(_to_each(recorders))
@@ -272,6 +276,7 @@ class Model:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
         on_prefill: Callable[[int, int], None] | None = None,
+        grammar: Grammar | str | None = None,
     ) -> Run:
         """Starts a run; iterate over it for the text. A new run ends the one before it.
 
@@ -280,8 +285,11 @@ class Model:
             limit: most tokens.
             stop: strings that end the text and are not part of it.
             ignore_eos: go on after the model's stop tokens.
+            grammar: what the text probably follows, as made by ``grammar_draft.library.load`` or the
+                file for it. It makes drafts and so changes speed, never the text.
 
         Raises:
+            BadGrammar: a grammar's file that cannot be used.
             BadRequest: a prompt that cannot be fed; while iterating, when a newer run has begun.
         """
         if self._closed:
@@ -298,6 +306,12 @@ class Model:
             raise BadRequest("a stop string needs a tokenizer, and this model has none")
         stats = RunStats(cache_state=self._cache_state(), recall=self._transformer.new_recall())
         valid = self.config.vocab if tokenizer is None else tokenizer.valid_mask
+        drafts = None
+        if grammar is not None and self.options.draft_rows:
+            if isinstance(grammar, str):
+                grammar = load_grammar(grammar)
+            drafts = composer_of(grammar, self.text, prompt, self.options, self._say)
+            stats.drafts = drafts.accounts
         self._runs += 1
         tokens = decode(
             self._transformer,
@@ -309,6 +323,8 @@ class Model:
             stats=stats,
             on_prefill=on_prefill,
             on_forward=self._watch.look,
+            drafts=drafts,
+            on_verified=self._learn_accepted,
         )
         stream = None
         if tokenizer is not None:
@@ -332,6 +348,10 @@ class Model:
     def _refuse_ended(self, run: int) -> None:
         if run != self._runs or self._closed:
             raise BadRequest("this run was ended by a newer one, or the model was closed")
+
+    def _learn_accepted(self, rows: int) -> None:
+        if self._history is not None:
+            self._history.accepted(rows)
 
     def _cache_state(self) -> str:
         """``warm`` when the hot store or the page cache already holds experts.

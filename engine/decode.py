@@ -1,8 +1,9 @@
 """The loop: token ids in, token ids out.
 
 The prompt but for its last token is prefilled in chunks; the last prompt token is the first row of
-decoding, so each emitted token comes from a decode forward. Text, templates and stop strings live
-one layer above (``engine.text``); this file never sees a character.
+decoding, so each emitted token comes from a decode forward. With drafts a forward has a row for each
+of them too, and emits as many tokens as the model would have picked by itself. Text, templates and
+stop strings live one layer above (``engine.text``); this file never sees a character.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.stats import Counters, Phase, RunStats, snapshot
+from diskmoe.mtp.verify import verify
 
 
 class _Cache(Protocol):
@@ -50,6 +52,13 @@ class Picker(Protocol):
     def pick(self, logits: np.ndarray) -> int: ...
 
 
+class Drafts(Protocol):
+    """What the loop asks of drafting: see ``diskmoe.mtp.compose.Composer``."""
+
+    def propose(self, room: int) -> list[int]: ...
+    def emitted(self, token: int) -> bool: ...
+
+
 def check_prompt(ids: Sequence[int], vocab_size: int, context: int) -> None:
     """Raises BadRequest when a prompt cannot be fed, before anything is read."""
     if not len(ids):
@@ -81,6 +90,8 @@ def decode(
     stats: RunStats | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
     on_forward: Callable[[], None] = lambda: None,
+    drafts: Drafts | None = None,
+    on_verified: Callable[[int], None] = lambda rows: None,
 ) -> Generator[int, None, None]:
     """Yields the tokens that follow a prompt, the stop token among them.
 
@@ -95,6 +106,12 @@ def decode(
         on_prefill: called with (rows done, rows in all) after each layer of a chunk; a layer counts
             as its share of the chunk's rows.
         on_forward: called after each forward, a prompt's chunks among them.
+        drafts: what may follow, asked before each decode forward; it changes how many forwards the
+            tokens take and nothing else.
+        on_verified: called after a forward with drafts, with how many of its rows were of use.
+
+    The cache holds every token that was emitted but the last, and the rest of a forward's tokens
+    where a caller stops within them.
 
     Raises:
         BadRequest: see ``check_prompt``.
@@ -110,32 +127,42 @@ def decode(
     stops = frozenset(stop_ids)
     pending = int(prompt_ids[-1])
     while True:
-        logits = _forward(target, [pending], "last", stats.decode)
+        fed = target.kv.length + 1  # positions in the cache when the next token is emitted
+        room = min(limit - stats.tokens, target.kv.capacity - fed + 1) - 1
+        guesses = drafts.propose(room) if drafts is not None and room > 0 else []
+        wanted = "all" if guesses else "last"
+        logits = _forward(target, [pending, *guesses], wanted, stats.decode)
+        tokens = verify(picker.pick, logits, guesses, stops)
+        del logits  # or two forwards' would live at once
         on_forward()
-        pending = picker.pick(logits[0])
-        now = time.perf_counter()
-        if stats.tokens == 0:
-            stats.ttft_seconds = now - started
-        stats.tokens += 1
-        stats.decode.seconds = now - decode_started
-        reason = _reason_to_stop(pending, stats.tokens, limit, stops, target.kv)
-        if reason:
-            stats.stop_reason = reason
-        yield pending
-        if reason:
-            return
+        if guesses:
+            target.kv.trim(fed + len(tokens) - 1)
+            on_verified(len(tokens))
+        for place, pending in enumerate(tokens):
+            now = time.perf_counter()
+            if stats.tokens == 0:
+                stats.ttft_seconds = now - started
+            stats.tokens += 1
+            if drafts is None or not drafts.emitted(pending):
+                stats.sampled += 1
+            stats.decode.seconds = now - decode_started
+            full = fed + place >= target.kv.capacity
+            reason = _reason_to_stop(pending, stats.tokens, limit, stops, full)
+            if reason:
+                stats.stop_reason = reason
+            yield pending
+            if reason:
+                return
 
 
 def _reason_to_stop(
-    token: int, tokens: int, limit: int, stops: frozenset[int], kv: _Cache
+    token: int, tokens: int, limit: int, stops: frozenset[int], full: bool
 ) -> str | None:
     if token in stops:
         return "stop token"
     if tokens >= limit:
         return "limit"
-    if kv.length >= kv.capacity:
-        return "context full"
-    return None
+    return "context full" if full else None
 
 
 def _prefill(

@@ -14,7 +14,7 @@ from pathlib import Path
 from diskmoe.engine.errors import BadModel, BadRequest, OutOfBudget
 from diskmoe.engine.kernels.heads import KV_KIND
 from diskmoe.engine.model.config import ModelConfig, read_config
-from diskmoe.engine.model.forward import scratch_bytes
+from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import dense_bytes, loader_bytes
@@ -31,6 +31,7 @@ from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.policy import POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 from diskmoe.experts.stored import StoredExperts
+from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
 
 Say = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
@@ -53,6 +54,8 @@ class Options:
     kv: format of the KV cache, f32, f16 or q8; all but f32 change the text. disk_bps: the bytes a
     second that reading experts is held down to. verify: compare each expert's checksum once.
     usage: folder of what is learned from runs, of which pin_gb GiB stay in memory; None: nothing is.
+    draft_rows: most drafts of a forward, for which memory is planned; 0: none. guard: switch drafts
+    off that are mostly wrong.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -76,6 +79,8 @@ class Options:
     usage: Path | None = None
     pin_gb: float | None = None
     longest_prompt: int | None = None
+    draft_rows: int = DEFAULT_CAP
+    guard: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -90,6 +95,10 @@ class Options:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise BadRequest(f"{name} is {value!r}; it must be a whole number from {least} on")
+        if type(self.draft_rows) is not int or not 0 <= self.draft_rows <= MAX_CAP:
+            raise BadRequest(
+                f"draft_rows is {self.draft_rows!r}; it must be a whole number from 0 to {MAX_CAP}"
+            )
         for name in ("expert_bits", "dense_bits"):
             value = getattr(self, name)
             if value is not None and value not in (4, 8, 16, 32):
@@ -287,11 +296,14 @@ def ahead_slots(options: Options, config: ModelConfig) -> int:
     return AHEAD_SLOTS if options.prefetch == "1" and config.moe_layers else 0
 
 
-def _scratch_bytes(opened: Opened, rows: int) -> int:
-    """Working memory for prompt chunks of so many rows; of logits, two rows live at once, beside
-    the sampler's float64 copies of one; and what is too small to be counted one by one."""
+def _scratch_bytes(opened: Opened, rows: int, drafts: int) -> int:
+    """Working memory for prompt chunks of so many rows and forwards of so many drafts; of logits,
+    those of one forward, beside the sampler's float64 copies of a row; and what is too small to be
+    counted one by one."""
     config, layout = opened.config, opened.records.record_layout
-    working = scratch_bytes(config, rows, 12, opened.context, layout, opened.dense_formats)
+    rows, logit_rows = max(rows, 1 + drafts), 12 + drafts
+    working = scratch_bytes(config, rows, logit_rows, opened.context, layout, opened.dense_formats)
+    working += drafts * config.layers * PROGRAM_BYTES
     return opened.records.scratch_bytes + working + OTHER_BYTES
 
 
@@ -338,7 +350,7 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
             base_bytes=held,
             dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
             kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
-            scratch_bytes=_scratch_bytes(opened, rows),
+            scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows),
             loader_bytes=loader_bytes(opened.source, config),
             slot_bytes=opened.records.record_layout.nbytes,
             n_moe_layers=len(config.moe_layers),

@@ -7,18 +7,20 @@ scripts that read it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from diskmoe.engine.settings import SETTINGS, Value
 from diskmoe.engine.stats import RunStats, peak_rss_bytes, phase_json
 from diskmoe.experts.budget import shown_bytes
+from diskmoe.mtp.compose import Account
 
 REPORT_KEYS = (
     "text",
     "token_ids",
     "prompt_tokens",
     "tokens",
+    "sampled",
     "forwards",
     "tokens_per_forward",
     "prefill_seconds",
@@ -103,6 +105,7 @@ def report_json(
         "token_ids": [int(token) for token in token_ids],
         "prompt_tokens": stats.prompt_tokens,
         "tokens": stats.tokens,
+        "sampled": stats.sampled,
         "forwards": decode.forwards,
         "tokens_per_forward": stats.tokens_per_forward,
         "prefill_seconds": stats.prefill.seconds,
@@ -125,7 +128,7 @@ def report_json(
         "slots_per_layer": facts.slots_per_layer,
         "cache_state": stats.cache_state,
         "stop_reason": stats.stop_reason,
-        "drafts": {},
+        "drafts": {name: _draft_json(account) for name, account in stats.drafts.items()},
         "settings": {
             name: {"value": value.value, "source": value.source} for name, value in values.items()
         },
@@ -179,7 +182,19 @@ def report_lines(stats: RunStats, facts: ModelFacts) -> list[str]:
         f"memory    peak {shown_bytes(peak_rss_bytes())} of a budget of "
         f"{shown_bytes(facts.budget_bytes)}"
     )
+    if "grammar" in stats.drafts:
+        lines.append(_grammar_line(stats.drafts["grammar"]))
     return lines
+
+
+def _draft_json(account: Account) -> dict[str, Any]:
+    return {**asdict(account), "acceptance": account.acceptance}
+
+
+def _grammar_line(account: Account) -> str:
+    """Scripts read this line: its form is a contract."""
+    share = 100 * (account.acceptance or 0.0)
+    return f"grammar: {share:.0f}% acceptance ({account.accepted}/{account.judged} forced drafts)"
 
 
 def _prefetch_json(stats: RunStats) -> dict[str, Any] | None:

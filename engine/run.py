@@ -49,6 +49,7 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
     for line in settings_lines(values, verbose):
         say(line)
     from diskmoe.engine.api import Model, prepare  # after the cheap refusals: it imports Numba
+    from diskmoe.engine.drafting import grammar_of
 
     options = replace(options_from(values), usage=_usage_folder(values, say))
     prepared = prepare(path, options, say)
@@ -66,6 +67,8 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
             say(f"prompt    {len(prompt)} tokens, given as token ids")
             ids = prompt
         prepared.check_prompt(ids)
+        given, schema = values["GRAMMAR"].value, values["SCHEMA"].value
+        grammar = grammar_of(given, schema, prepared.text, say)
         prepared = prepared.for_run(len(ids), values["NGEN"].value)
     except BaseException:
         prepared.close()
@@ -79,6 +82,7 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
             stop=_stop_strings(values),
             ignore_eos=values["IGNORE_EOS"].value,
             on_prefill=_prefill_progress(say),
+            grammar=grammar,
         )
         interrupted = not _stream(result, None if values["JSON"].value else write)
         _finish(model, result, values, say, write)
@@ -156,6 +160,7 @@ def options_from(values: Mapping[str, Value]) -> Any:
     """The ``Options`` that a set of resolved settings asks for."""
     from diskmoe.engine.api import Options
 
+    drafts = values["GRAMMAR"].value is not None or values["SCHEMA"].value is not None
     return Options(
         cap=values["CAP"].value,
         expert_bits=values["EXPERT_BITS"].value,
@@ -173,6 +178,8 @@ def options_from(values: Mapping[str, Value]) -> Any:
         policy=values["POLICY"].value,
         trace=as_path(values["TRACE"].value) if values["TRACE"].value else None,
         pin_gb=values["PIN_GB"].value,
+        draft_rows=values["GRAMMAR_DRAFT"].value if drafts else 0,
+        guard=values["GUARD"].value,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.experts.policy import AUTO, POLICIES
+from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
 
 PREFIX = "DISKMOE_"
 
@@ -121,7 +122,7 @@ class Setting:
         return "--" + self.name.lower().replace("_", "-")
 
 
-NO_DRAFTS = "this version has no draft sources yet, and drafts never change the text"
+NO_DRAFTS = "this version drafts from grammars only, and drafts never change the text"
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("MODEL", _text, None, "model directory; without it the demo model", "DIR", "what"),
@@ -234,10 +235,24 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("TRACE", _text, None, "write which experts each token chose to FILE", "FILE", "output"),
     Setting("DRAFT", _integer(0, 48), None, "drafts per forward", "N", "drafts", NO_DRAFTS),
     Setting("MTP", switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
-    Setting("GRAMMAR", _text, None, "GBNF file for drafts", "FILE", "drafts", NO_DRAFTS),
     Setting(
-        "GRAMMAR_DRAFT", _integer(1, 48), None, "tokens per forced span", "N", "drafts", NO_DRAFTS
+        "GRAMMAR",
+        _text,
+        None,
+        "draft what a grammar expects (GBNF, or the name of one of ours); never changes the text",
+        "FILE",
+        "drafts",
     ),
+    Setting("SCHEMA", _text, None, "the same from a JSON Schema", "FILE", "drafts"),
+    Setting(
+        "GRAMMAR_DRAFT",
+        _integer(1, MAX_CAP),
+        DEFAULT_CAP,
+        "most tokens that a grammar drafts at once",
+        "N",
+        "drafts",
+    ),
+    Setting("GUARD", switch, True, "switch drafts off that are mostly wrong", "0|1", "drafts"),
     Setting("STATS", switch, True, "the report at the end", "0|1", "output"),
     Setting("JSON", switch, False, "one JSON object on stdout in place of the text", "", "output"),
     Setting("VERBOSE", switch, False, "all settings and sources", "", "output", bare=False),

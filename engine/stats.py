@@ -2,16 +2,20 @@
 
 Decode and prefill are counted apart: prefill reads most experts once and would hide what a token
 costs. The last prompt token is the first decode forward's row, so every emitted token comes from a
-decode forward and plain decoding has exactly 1.0 tokens per forward.
+decode forward and plain decoding has exactly 1.0 tokens per forward. With drafts, a token is either
+an accepted draft or sampled: picked by the model where no draft had it right.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import psutil
+
+from diskmoe.mtp.compose import Account
 
 
 class Counters(Protocol):
@@ -108,12 +112,14 @@ class RunStats:
 
     prompt_tokens: int = 0
     tokens: int = 0
+    sampled: int = 0  # of the tokens, those that no draft had right
     ttft_seconds: float = 0.0
     stop_reason: str = ""
     cache_state: str = "cold"
     prefill: Phase = field(default_factory=Phase)
     decode: Phase = field(default_factory=Phase)
     recall: Recall | None = None  # of the guesses of PREFETCH
+    drafts: Mapping[str, Account] = field(default_factory=dict)  # by source
 
     @property
     def tokens_per_forward(self) -> float | None:

@@ -37,6 +37,11 @@ def load(
     return parse(data, place, root, strict, token_id)
 
 
+def load_schema(place: str) -> Grammar:
+    """Reads the JSON Schema at a path. Raises BadGrammar as `load` does."""
+    return read_schema(_data(place), place)
+
+
 def _data(place: str) -> bytes:
     try:
         with Path(place).open("rb") as file:

@@ -33,7 +33,8 @@ from diskmoe.experts.tiles import RecordLayout
 
 Wanted = Literal["last", "all", "none"]
 
-_KEPT_CHUNKS = 12  # numbers of rows whose programs are kept
+_KEPT_CHUNKS = 64  # numbers of rows whose programs are kept: a prompt's, and 1 to 49 with drafts
+PROGRAM_BYTES = 10 << 10  # of a layer for one number of rows; 9.2 KiB were measured
 
 
 class _Layer(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,6 +23,8 @@ _NEUTRAL: Mapping[str, Any] = {
     "num_beams": 1,
     "penalty_alpha": 0,
 }
+# what opens and closes a thinking block, in the families that have one
+_THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _MODES = {"auto": "auto", "1": "chat", "0": "raw"}
 
 
@@ -90,6 +92,16 @@ class TextSide:
         ids, how = prepare_prompt(prompt, mode, self.tokenizer, self.template, system)
         in_chat = mode == "chat" or (mode == "auto" and self.template is not None)
         return Prompt(tuple(ids), how, in_chat)
+
+    def thinking(self, ids: Sequence[int]) -> tuple[tuple[str, str] | None, bool]:
+        """The tags of the model's thinking blocks, None where its tokenizer has none; and whether
+        a prompt ends inside such a block."""
+        for tags in _THINKING:
+            opening, closing = (self.tokenizer and self.tokenizer.token_id(tag) for tag in tags)
+            if opening is not None and closing is not None:
+                latest = next((i for i in reversed(ids) if i in (opening, closing)), closing)
+                return tags, latest == opening
+        return None, False
 
     def describe_stops(self) -> str:
         if not self.stop_sources:

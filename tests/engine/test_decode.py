@@ -1,6 +1,6 @@
 """The decode loop on a model that is a table: what it feeds, counts, and when it stops."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 from diskmoe.engine.decode import decode
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.stats import RunStats
+from diskmoe.mtp.compose import Composer
 
 
 @dataclass
@@ -50,8 +51,9 @@ class CountingUp:
         self.selections += 2 * len(ids)
         self.counters.misses += 1
         self.counters.miss_bytes += 100
-        logits = np.zeros((1, self.vocab_size), dtype=np.float32)
-        logits[0, (ids[-1] + 1) % self.vocab_size] = 1
+        wanted = ids if rows == "all" else ids[-1:]
+        logits = np.zeros((len(wanted), self.vocab_size), dtype=np.float32)
+        logits[np.arange(len(wanted)), (wanted + 1) % self.vocab_size] = 1
         return logits
 
 
@@ -131,3 +133,98 @@ def test_prompt_that_cannot_be_fed_is_refused_before_any_forward(prompt, words) 
     with pytest.raises(BadRequest, match=words):
         run(target, prompt)
     assert not target.fed
+
+
+@dataclass
+class Guesses:
+    """A source that counts on, and errs at every token that `wrong` divides."""
+
+    length: int = 3
+    wrong: int = 1000
+    name: str = "guesses"
+    gave_up: str = ""
+
+    def propose(self, history: Sequence[int], room: int) -> list[int]:
+        ahead = range(history[-1] + 1, history[-1] + 1 + self.length)
+        return [0 if token % self.wrong == 0 else token % 50 for token in ahead]
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        pass
+
+
+def drafted(target: CountingUp, prompt: list[int], source: Guesses, **more):
+    """The tokens, the stats, and the accounts' sums, which are checked."""
+    composer = Composer([source], prompt, target.vocab_size, most=24)
+    tokens, stats = run(target, prompt, drafts=composer, **more)
+    account = composer.accounts["guesses"]
+    assert stats.tokens == len(tokens) == stats.sampled + account.accepted
+    assert account.accepted <= account.judged <= account.proposed
+    assert stats.decode.rows == stats.decode.forwards + account.proposed
+    return tokens, stats, account
+
+
+def test_drafts_are_rows_behind_the_token_at_hand_and_right_ones_save_forwards() -> None:
+    target = CountingUp()
+    tokens, stats, account = drafted(target, [1], Guesses(3), limit=8)
+    assert tokens == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert target.fed == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert stats.tokens_per_forward == 4.0 and account.acceptance == 1.0 and stats.sampled == 2
+
+
+def test_rejected_rows_are_taken_back_out_of_the_cache() -> None:
+    target = CountingUp()
+    tokens, _, account = drafted(target, [1], Guesses(3, wrong=4), limit=9)
+    assert tokens == [2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert target.fed == [[1, 2, 3, 0], [4, 5, 6, 7], [8, 9]]
+    assert target.kv.length == 9 and account.judged == 7 and account.accepted == 6
+
+
+def test_the_limit_is_never_overrun_and_its_last_token_takes_no_drafts() -> None:
+    for limit in range(1, 12):
+        target = CountingUp()
+        tokens, stats, _ = drafted(target, [1], Guesses(4, wrong=3), limit=limit)
+        assert tokens == list(range(2, 2 + limit)) and stats.stop_reason == "limit"
+        assert target.kv.length == limit
+    assert drafted(CountingUp(), [1], Guesses(4), limit=1)[2].proposed == 0
+
+
+def test_the_end_of_the_context_is_where_it_is_without_drafts() -> None:
+    for capacity in range(3, 14):
+        plain, stats = run(CountingUp(kv=Cache(capacity)), [1, 2], limit=50)
+        target = CountingUp(kv=Cache(capacity))
+        tokens, with_drafts, _ = drafted(target, [1, 2], Guesses(5), limit=50)
+        assert tokens == plain and target.kv.length == capacity
+        assert with_drafts.stop_reason == stats.stop_reason == "context full"
+
+
+def test_a_stop_token_inside_drafts_ends_the_run() -> None:
+    target = CountingUp()
+    tokens, stats, account = drafted(target, [1], Guesses(5), stop_ids={4}, limit=20)
+    assert tokens == [2, 3, 4] and stats.stop_reason == "stop token"
+    assert (account.judged, account.accepted, stats.sampled) == (3, 3, 0)
+    assert target.kv.length == 3  # as without drafts: a stop token is not fed
+
+
+def test_a_caller_that_leaves_within_a_forward_leaves_accounts_that_add_up() -> None:
+    stats, composer = RunStats(), Composer([Guesses(5)], [1], 50, most=24)
+    tokens = decode(CountingUp(), [1], Greedy(), limit=9, stats=stats, drafts=composer)
+    assert [next(tokens), next(tokens)] == [2, 3]
+    tokens.close()
+    account = composer.accounts["guesses"]
+    assert (stats.tokens, stats.sampled, account.judged, account.accepted) == (2, 0, 2, 2)
+
+
+def test_it_is_told_how_many_rows_of_a_forward_with_drafts_were_of_use() -> None:
+    used: list[int] = []
+    drafted(CountingUp(), [1], Guesses(3, wrong=4), limit=9, on_verified=used.append)
+    assert used == [3, 4, 2]
+
+
+def test_without_drafts_only_the_last_row_has_logits() -> None:
+    class Strict(CountingUp):
+        def forward(self, ids, rows, on_layer=None):
+            assert rows in ("last", "none")
+            return super().forward(ids, rows, on_layer)
+
+    assert run(Strict(), [1, 2, 3])[0] == [4, 5, 6, 7, 8]
+    assert drafted(Strict(), [1, 2, 3], Guesses(0))[0] == [4, 5, 6, 7, 8]

@@ -111,6 +111,71 @@ def test_demo_ids_are_the_same_whatever_the_knobs(installed: Path) -> None:
     assert len(texts) == 1
 
 
+ROW = (
+    '{"id": %d, "fit_category": "%s", "fit_score": 0.%d, "confidence_level": "high", '
+    '"needs_human_review": false, "reason": "Has led two such projects"}\n'
+)
+ROWS = "".join(ROW % (i, ("good_fit", "weak_fit")[i % 2], 9 - i) for i in range(1, 5))
+SCHEMA = """{"properties": {"id": {"type": "integer"}, "fit_category": {"enum": ["good", "bad"]}},
+"required": ["id", "fit_category"]}"""
+
+
+def test_demo_ids_are_the_same_with_grammars_and_rows_take_fewer_forwards(
+    installed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "schema.json").write_text(SCHEMA, encoding="utf-8")
+    (tmp_path / "wrong.gbnf").write_text('root ::= ( "{" "}"* "zzz" )+', encoding="utf-8")
+    with Model.load(installed, Options(ctx=512, cap=6)) as model:
+        for text, chat in (
+            (ROWS, "0"),
+            (ROWS.replace(": ", ":").replace(", ", ","), "0"),
+            ("Hi", "1"),
+        ):
+            prompt = model.text.encode_prompt(text, chat=chat)
+            for sampling in (Sampling(), Sampling(temperature=0.7, seed=4)):
+                plain = model.generate(prompt, limit=60, sampling=sampling)
+                list(plain)
+                for grammar in ("fit", "fit_compact", "json", "wrong.gbnf", "schema.json"):
+                    place = tmp_path / grammar
+                    given = str(place) if place.is_file() else grammar
+                    run = model.generate(prompt, limit=60, sampling=sampling, grammar=given)
+                    list(run)
+                    assert run.token_ids == plain.token_ids, (text, sampling, grammar)
+                    assert run.stats.tokens == 60 or run.stats.stop_reason == "stop token"
+                    if grammar == "fit" and chat == "0" and not sampling.temperature:
+                        assert run.stats.decode.forwards < 0.6 * plain.stats.decode.forwards
+
+
+def test_the_line_about_a_grammar_and_its_entry_in_the_json(installed: Path, capsys) -> None:
+    words = ["--model", str(installed), "--raw", ROWS, "--ngen", "40"]
+    assert main([*words, "--temp", "0", "--grammar", "fit", "--json"]) == 0
+    said = capsys.readouterr()
+    got = json.loads(said.out)
+    entry = got["drafts"]["grammar"]
+    assert entry["accepted"] + got["sampled"] == got["tokens"]
+    assert entry["accepted"] <= entry["judged"] <= entry["proposed"]
+    accepted, judged = entry["accepted"], entry["judged"]
+    line = f"grammar: {100 * accepted / judged:.0f}% acceptance ({accepted}/{judged} forced drafts)"
+    assert line in said.err.splitlines() and entry["acceptance"] == accepted / judged > 0.5
+    assert not entry["off"] and entry["pauses"] == 0
+
+
+def test_a_grammar_that_cannot_be_used_is_one_line_before_work_starts(
+    installed: Path, tmp_path: Path, capsys
+) -> None:
+    (tmp_path / "bad.gbnf").write_text("root ::= row\nrwo ::= [a-z]\n", encoding="utf-8")
+    words = ["--model", str(installed), "Hi", "--ngen", "2"]
+    for setting, place, text in (
+        ("--grammar", "bad.gbnf", "bad.gbnf:1:10: "),
+        ("--grammar", "none.gbnf", "ours are fit"),
+        ("--schema", "bad.gbnf", "the schema is no JSON"),
+    ):
+        assert main([*words, setting, str(tmp_path / place)]) == 2
+        said = capsys.readouterr()
+        assert text in said.err.splitlines()[-1] and said.err.splitlines()[-1].startswith("error: ")
+        assert not said.out and "memory    " not in said.err
+
+
 def test_a_working_demo_survives_a_failed_renewal(tmp_path: Path) -> None:
     target = tmp_path / "demo"
     target.mkdir()

@@ -281,7 +281,7 @@ def test_ctrl_c_answers_at_once_and_keeps_what_was_made(tmp_path: Path) -> None:
 
 
 def test_packages_refuse_their_bare_folder_names(repo_root: Path) -> None:
-    for name in ("engine", "experts", "engine.kernels", "grammar_draft"):
+    for name in ("engine", "experts", "engine.kernels", "grammar_draft", "mtp"):
         done = subprocess.run(
             [sys.executable, "-c", f"import {name}"],
             cwd=repo_root,

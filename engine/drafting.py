@@ -1,0 +1,63 @@
+"""From what a run asks for to its draft sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.loading import Options
+from diskmoe.engine.text.side import Prompt, TextSide
+from diskmoe.grammar_draft.automaton import Automaton
+from diskmoe.grammar_draft.library import load, load_schema
+from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.mtp.compose import Composer
+from diskmoe.mtp.grammar_source import GrammarSource
+
+Say = Callable[[str], None]
+
+
+def grammar_of(grammar: str | None, schema: str | None, text: TextSide, say: Say) -> Grammar | None:
+    """The grammar that a run's settings name: GRAMMAR, or else SCHEMA.
+
+    Raises:
+        BadGrammar: no such file, or one that cannot be used; the line has the place.
+        BadRequest: the model has no tokenizer.
+    """
+    if grammar is None and schema is None:
+        return None
+    if grammar is not None and schema is not None:
+        say("note      SCHEMA has no effect beside GRAMMAR")
+    tokenizer = _tokenizer(text)
+    if grammar is not None:
+        found = load(grammar, token_id=tokenizer.token_id)
+    else:
+        assert schema is not None
+        found = load_schema(schema)
+    for note in found.notes:
+        say(f"note      {found.name}: {note}")
+    return found
+
+
+def composer_of(
+    grammar: Grammar, text: TextSide, prompt: Prompt, options: Options, say: Say
+) -> Composer:
+    """What drafts for one run. Raises BadRequest when the model has no tokenizer."""
+    tokenizer = _tokenizer(text)
+    tags, thinking = text.thinking(prompt.ids)
+    source = GrammarSource(
+        Automaton(grammar),
+        tokenizer,
+        prompt.ids,
+        cap=options.draft_rows,
+        continues=not prompt.in_chat,
+        tags=tags,
+        thinking=thinking,
+    )
+    vocab, most = tokenizer.vocab_size, options.draft_rows
+    return Composer([source], prompt.ids, vocab, most, options.guard, say)
+
+
+def _tokenizer(text: TextSide):
+    if text.tokenizer is None:
+        raise BadRequest(f"a grammar is of text, and {text.path} has no tokenizer.json")
+    return text.tokenizer

@@ -1,0 +1,51 @@
+"""A grammar as a draft source: the bytes that it expects next, as the model's own tokens.
+
+automaton = Automaton(load("fit.gbnf"))
+source = GrammarSource(automaton, tokenizer, prompt_ids, cap=24)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diskmoe.grammar_draft.automaton import Automaton
+from diskmoe.grammar_draft.spans import DEFAULT_CAP, Spans, Tokenizer
+from diskmoe.grammar_draft.walker import Walker
+
+Tags = tuple[str, str]
+
+
+class GrammarSource:
+    """Drafts for one text that may follow a grammar, or leave it at any time."""
+
+    name = "grammar"
+
+    def __init__(
+        self,
+        automaton: Automaton,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        *,
+        cap: int = DEFAULT_CAP,
+        continues: bool = False,
+        tags: Tags | None = None,
+        thinking: bool = False,
+    ) -> None:
+        """cap: tokens of a span. continues: the text goes on where the prompt ends, else it begins
+        anew. tags: of the model's thinking blocks; thinking: the prompt has opened one."""
+        walker = Walker(automaton, None if tags is None else (tags[0].encode(), tags[1].encode()))
+        self._spans = Spans(walker, tokenizer, cap)
+        if continues:
+            self._spans.accept(prompt)
+        else:
+            self._spans.restart(prompt, thinking)
+
+    @property
+    def gave_up(self) -> str:
+        return self._spans.walker.off
+
+    def propose(self, history: Sequence[int], room: int) -> list[int]:
+        return self._spans.propose(room)
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self._spans.accept(tokens)

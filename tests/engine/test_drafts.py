@@ -1,0 +1,183 @@
+"""Drafts on real forwards: whatever a grammar says, the ids are those of plain decoding."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from tiny_model import random_tensors, running, tiny_config, write_checkpoint
+
+from diskmoe.engine.api import Model, Options
+from diskmoe.engine.decode import decode
+from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.model.forward import Transformer
+from diskmoe.engine.sampling import Sampler, Sampling
+from diskmoe.engine.stats import RunStats
+from diskmoe.experts.trace import DECODE
+from diskmoe.experts.usage import UsageHistory
+from diskmoe.grammar_draft.automaton import Automaton
+from diskmoe.grammar_draft.gbnf import parse
+from diskmoe.mtp.compose import Composer
+from diskmoe.mtp.grammar_source import GrammarSource
+
+VOCAB = 96
+
+
+class Letters:
+    """Token i prints the character 32 + i; every token is one byte."""
+
+    token_bytes: Sequence[bytes | None] = tuple(bytes([32 + i]) for i in range(VOCAB - 1)) + (None,)
+
+    @property
+    def special_text(self) -> dict[int, str]:
+        return {VOCAB - 1: "<think>"}
+
+    def encode(self, text: str) -> list[int]:
+        return [byte - 32 for byte in text.encode() if 32 <= byte < 32 + VOCAB - 1]
+
+
+@pytest.fixture(scope="module", params=["qwen3_moe", "glm4_moe", "gpt_oss"])
+def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transformer]:
+    """Experts in four slots a layer, of eight: drafts evict and pass."""
+    path = tmp_path_factory.mktemp(request.param)
+    config = tiny_config(request.param)
+    write_checkpoint(path, config, random_tensors(config, seed=5))
+    with running(path, expert_format="q4", dense_format="q8", slots=4) as transformer:
+        yield transformer
+
+
+def literal(ids: Sequence[int]) -> str:
+    """GBNF for a text of these tokens; those that print nothing are named."""
+    return " ".join(f"<[{i}]>" if i == VOCAB - 1 else f'"\\x{32 + i:02x}"' for i in ids)
+
+
+def grammars(plain: list[int], random: Random) -> Iterator[tuple[str, str]]:
+    """Right, wrong, desyncing and hostile grammars for a text that is known."""
+    yield "right", f"root ::= {literal(plain)}"
+    yield "right at times", f"root ::= {literal(plain[:7])} ( . | {literal(plain[9:20])} )*"
+    wrong = [*plain]
+    for place in random.sample(range(len(plain)), 6):
+        wrong[place] = random.randrange(VOCAB - 1)
+    yield "desyncing", f"root ::= ( {literal(wrong)} )+"
+    yield "wrong", "root ::= ( . " + literal(random.choices(range(VOCAB - 1), k=30)) + " )+"
+    yield "ids that do not exist", "root ::= . <[99999999]> <[96]>"
+    yield "hostile", "root ::= a+\na ::= . | . . | a a"
+
+
+def ids_of(
+    model: Transformer,
+    prompt: list[int],
+    sampling: Sampling,
+    grammar: str | None = None,
+    limit: int = 40,
+    stops: Sequence[int] = (),
+    on_verified=lambda rows: None,
+) -> tuple[list[int], RunStats]:
+    composer, stats = None, RunStats()
+    if grammar is not None:
+        source = GrammarSource(Automaton(parse(grammar)), Letters(), prompt, cap=24)
+        composer = Composer([source], prompt, VOCAB, most=24)
+        stats.drafts = composer.accounts
+    tokens = decode(
+        model,
+        prompt,
+        Sampler(sampling, VOCAB),
+        limit=limit,
+        stop_ids=stops,
+        stats=stats,
+        drafts=composer,
+        on_verified=on_verified,
+    )
+    ids = list(tokens)
+    if composer is not None:
+        account = composer.accounts["grammar"]
+        assert len(ids) == stats.tokens == stats.sampled + account.accepted
+        assert account.accepted <= account.judged <= account.proposed
+    return ids, stats
+
+
+SAMPLINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_ids_are_the_same_with_every_grammar(model: Transformer, sampling: Sampling) -> None:
+    random = Random(1)
+    taken = 0
+    for _ in range(6):
+        prompt = [random.randrange(VOCAB) for _ in range(random.randrange(1, 12))]
+        plain, _ = ids_of(model, prompt, sampling)
+        for name, grammar in grammars(plain, random):
+            ids, stats = ids_of(model, prompt, sampling, grammar)
+            assert ids == plain, name
+            taken += stats.drafts["grammar"].accepted
+    assert taken > 100
+
+
+def test_stops_limits_and_a_full_context_are_where_they_are_without_drafts(
+    model: Transformer,
+) -> None:
+    prompt = [5, 17, 33]
+    plain, _ = ids_of(model, prompt, Sampling())
+    grammar = f"root ::= {literal(plain)}"
+    for stop in plain[::5]:
+        with_drafts, stats = ids_of(model, prompt, Sampling(), grammar, stops=[stop])
+        assert with_drafts == plain[: plain.index(stop) + 1] and stats.stop_reason == "stop token"
+    for limit in (1, 2, 3, 17):
+        with_drafts, stats = ids_of(model, prompt, Sampling(), grammar, limit=limit)
+        assert with_drafts == plain[:limit] and stats.stop_reason == "limit"
+    long = [1] * (model.kv.capacity - 12)
+    plain, stats = ids_of(model, long, Sampling())
+    assert len(plain) == 13 and stats.stop_reason == "context full"
+    grammar = f"root ::= {literal(plain + plain)}"
+    with_drafts, stats = ids_of(model, long, Sampling(), grammar)
+    assert with_drafts == plain and stats.stop_reason == "context full"
+    assert stats.decode.forwards < 13
+
+
+def test_rows_of_drafts_have_the_logits_of_plain_decoding_to_the_byte(model: Transformer) -> None:
+    prompt = [9, 3, 60, 2]
+    plain, _ = ids_of(model, prompt, Sampling(), limit=20)
+    text = [*prompt, *plain]
+    model.kv.trim(0)
+    alone = [model.forward([token]) for token in text]
+    drafts = [*text[4:20], 1, 2, 3]  # the last three are wrong
+    model.kv.trim(3)
+    rows = model.forward([text[3], *drafts], rows="all")
+    for place, row in enumerate(rows[:17]):
+        assert row.tobytes() == alone[3 + place][0].tobytes()
+    model.kv.trim(20)
+    assert model.forward([text[20]])[0].tobytes() == alone[20][0].tobytes()
+
+
+def test_usage_is_learned_of_the_rows_that_plain_decoding_has(
+    model: Transformer, tmp_path: Path
+) -> None:
+    """Rejected rows teach nothing: both runs count the same experts."""
+    prompt = [9, 3, 60]
+    plain, _ = ids_of(model, prompt, Sampling())
+    mixed = [*plain[:10], (plain[10] + 1) % 90, *plain[11:]]
+    counts = []
+    for grammar in (None, f"root ::= {literal(mixed)}"):
+        layers = model.config.moe_layers
+        history = UsageHistory(tmp_path, "f" * 32, layers, model.config.experts, pytest.fail)
+        model.record_with(history.record)
+        ids_of(model, prompt, Sampling(), grammar, on_verified=history.accepted)
+        model.record_with(None)
+        history.record(layers[0], np.zeros((1, 3), np.int32), DECODE)  # the last forward counts
+        history.accepted(0)
+        history.save()
+        counts.append(UsageHistory(tmp_path, "f" * 32, layers, model.config.experts, print).counts)
+        (tmp_path / ("f" * 32 + ".json")).unlink()
+    for layer in model.config.moe_layers:
+        assert np.array_equal(counts[0][layer], counts[1][layer])
+
+
+def test_a_grammar_for_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    config = tiny_config("qwen3_moe")
+    write_checkpoint(tmp_path, config, random_tensors(config, seed=5))
+    with (
+        Model.load(tmp_path, Options(ctx=32)) as loaded,
+        pytest.raises(BadRequest, match="no tokenizer"),
+    ):
+        loaded.generate([1, 2], grammar="json")
