@@ -7,6 +7,7 @@ from collections.abc import Callable
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.loading import Options
 from diskmoe.engine.text.side import Prompt, TextSide
+from diskmoe.engine.text.tokenizer import TextTokenizer
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
@@ -57,7 +58,7 @@ def composer_of(
     return Composer([source], prompt.ids, vocab, most, options.guard, say)
 
 
-def _tokenizer(text: TextSide):
+def _tokenizer(text: TextSide) -> TextTokenizer:
     if text.tokenizer is None:
         raise BadRequest(f"a grammar is of text, and {text.path} has no tokenizer.json")
     return text.tokenizer

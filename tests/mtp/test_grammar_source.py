@@ -1,7 +1,6 @@
 """A grammar as a draft source: where a text begins, what it learns from its prompt, when it ends."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.gbnf import parse
@@ -16,7 +15,10 @@ class Bytes:
     """Every byte is a token; 256 prints nothing and is written <think>."""
 
     token_bytes: Sequence[bytes | None] = (*(bytes([b]) for b in range(256)), None)
-    special_text: ClassVar = {256: "<think>"}
+
+    @property
+    def special_text(self) -> dict[int, str]:
+        return {256: "<think>"}
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
