@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.loading import Options
+from diskmoe.engine.places import as_path
 from diskmoe.engine.text.side import Prompt, TextSide
 from diskmoe.engine.text.tokenizer import TextTokenizer
 from diskmoe.grammar_draft.automaton import Automaton
@@ -30,10 +31,10 @@ def grammar_of(grammar: str | None, schema: str | None, text: TextSide, say: Say
         say("note      SCHEMA has no effect beside GRAMMAR")
     tokenizer = _tokenizer(text)
     if grammar is not None:
-        found = load(grammar, token_id=tokenizer.token_id)
+        found = load(str(as_path(grammar)), token_id=tokenizer.token_id)
     else:
         assert schema is not None
-        found = load_schema(schema)
+        found = load_schema(str(as_path(schema)))
     for note in found.notes:
         say(f"note      {found.name}: {note}")
     return found
