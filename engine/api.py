@@ -12,7 +12,7 @@ with Model.load(Path("models/qwen3-q4"), Options(ram_gb=6)) as model:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.drafting import composer_of
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.generation import Run
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.learning import history_of, pin
 from diskmoe.engine.loading import (
@@ -384,49 +385,3 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Run:
-    """A run under way: yields pieces of text; afterwards ``token_ids``, ``text``, ``stats``."""
-
-    def __init__(
-        self, tokens: Generator[int, None, None], stream: TextStream | None, stats: RunStats
-    ) -> None:
-        self._tokens = tokens
-        self._stream = stream
-        self._pieces: list[str] = []
-        self.token_ids: list[int] = []
-        self.stats = stats
-
-    @property
-    def text(self) -> str:
-        """All text so far; empty for a model without a tokenizer."""
-        return "".join(self._pieces)
-
-    def __iter__(self) -> Iterator[str]:
-        for token in self._tokens:
-            self.token_ids.append(token)
-            if self._stream is None:
-                continue
-            piece = self._kept(self._stream.push([token]))
-            if self._stream.stopped is not None:
-                self.stop("stop string")
-            if piece:
-                yield piece
-        last = self.rest()
-        if last:
-            yield last
-
-    def stop(self, reason: str) -> None:
-        """Ends the run early; what was made stays."""
-        self._tokens.close()
-        self.stats.stop_reason = reason
-
-    def rest(self) -> str:
-        """The text that was held back because a stop string might have begun in it."""
-        return "" if self._stream is None else self._kept(self._stream.flush())
-
-    def _kept(self, piece: str) -> str:
-        if piece:
-            self._pieces.append(piece)
-        return piece

@@ -127,8 +127,8 @@ def decode(
     stops = frozenset(stop_ids)
     pending = int(prompt_ids[-1])
     while True:
-        fed = target.kv.length + 1  # positions in the cache when the next token is emitted
-        room = min(limit - stats.tokens, target.kv.capacity - fed + 1) - 1
+        before = target.kv.length
+        room = min(limit - stats.tokens, target.kv.capacity - before) - 1
         guesses = drafts.propose(room) if drafts is not None and room > 0 else []
         wanted = "all" if guesses else "last"
         logits = _forward(target, [pending, *guesses], wanted, stats.decode)
@@ -136,7 +136,7 @@ def decode(
         del logits  # or two forwards' would live at once
         on_forward()
         if guesses:
-            target.kv.trim(fed + len(tokens) - 1)
+            target.kv.trim(before + len(tokens))
             on_verified(len(tokens))
         for place, pending in enumerate(tokens):
             now = time.perf_counter()
@@ -146,7 +146,7 @@ def decode(
             if drafts is None or not drafts.emitted(pending):
                 stats.sampled += 1
             stats.decode.seconds = now - decode_started
-            full = fed + place >= target.kv.capacity
+            full = before + place + 1 >= target.kv.capacity
             reason = _reason_to_stop(pending, stats.tokens, limit, stops, full)
             if reason:
                 stats.stop_reason = reason

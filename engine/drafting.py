@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.loading import Options
+from diskmoe.engine.places import as_path
 from diskmoe.engine.text.side import Prompt, TextSide
+from diskmoe.engine.text.tokenizer import TextTokenizer
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
@@ -29,10 +31,10 @@ def grammar_of(grammar: str | None, schema: str | None, text: TextSide, say: Say
         say("note      SCHEMA has no effect beside GRAMMAR")
     tokenizer = _tokenizer(text)
     if grammar is not None:
-        found = load(grammar, token_id=tokenizer.token_id)
+        found = load(str(as_path(grammar)), token_id=tokenizer.token_id)
     else:
         assert schema is not None
-        found = load_schema(schema)
+        found = load_schema(str(as_path(schema)))
     for note in found.notes:
         say(f"note      {found.name}: {note}")
     return found
@@ -57,7 +59,7 @@ def composer_of(
     return Composer([source], prompt.ids, vocab, most, options.guard, say)
 
 
-def _tokenizer(text: TextSide):
+def _tokenizer(text: TextSide) -> TextTokenizer:
     if text.tokenizer is None:
         raise BadRequest(f"a grammar is of text, and {text.path} has no tokenizer.json")
     return text.tokenizer

@@ -1,0 +1,54 @@
+"""A run under way: token ids in, pieces of text out."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+from diskmoe.engine.stats import RunStats
+from diskmoe.engine.text.session import TextStream
+
+
+class Run:
+    """A run under way: yields pieces of text; afterwards ``token_ids``, ``text``, ``stats``."""
+
+    def __init__(
+        self, tokens: Generator[int, None, None], stream: TextStream | None, stats: RunStats
+    ) -> None:
+        self._tokens = tokens
+        self._stream = stream
+        self._pieces: list[str] = []
+        self.token_ids: list[int] = []
+        self.stats = stats
+
+    @property
+    def text(self) -> str:
+        """All text so far; empty for a model without a tokenizer."""
+        return "".join(self._pieces)
+
+    def __iter__(self) -> Iterator[str]:
+        for token in self._tokens:
+            self.token_ids.append(token)
+            if self._stream is None:
+                continue
+            piece = self._kept(self._stream.push([token]))
+            if self._stream.stopped is not None:
+                self.stop("stop string")
+            if piece:
+                yield piece
+        last = self.rest()
+        if last:
+            yield last
+
+    def stop(self, reason: str) -> None:
+        """Ends the run early; what was made stays."""
+        self._tokens.close()
+        self.stats.stop_reason = reason
+
+    def rest(self) -> str:
+        """The text that was held back because a stop string might have begun in it."""
+        return "" if self._stream is None else self._kept(self._stream.flush())
+
+    def _kept(self, piece: str) -> str:
+        if piece:
+            self._pieces.append(piece)
+        return piece
