@@ -31,6 +31,7 @@ from diskmoe.engine.loading import (
     ahead_slots,
     open_model,
     plan_for,
+    policy_for,
     ready_model_kernels,
     wave_slots,
 )
@@ -45,7 +46,7 @@ from diskmoe.engine.text.session import TextStream
 from diskmoe.engine.text.side import Prompt, TextSide
 from diskmoe.experts.budget import MemoryPlan, shown_bytes
 from diskmoe.experts.pagecache import cached_share
-from diskmoe.experts.policy import AUTO, POLICIES
+from diskmoe.experts.policy import POLICIES
 from diskmoe.experts.store import ExpertStore
 from diskmoe.experts.trace import TraceRecorder
 from diskmoe.experts.usage import UsageHistory
@@ -184,6 +185,7 @@ class Model:
             memory = prepared.plan(say)
             for line in memory.lines():
                 say(f"memory    {line.removeprefix('memory ')}")
+            policy, why = policy_for(options, opened.records.record_layout.nbytes)
             if options.policy != "auto" and memory.slots_per_layer >= opened.config.experts:
                 say(f"note      POLICY={options.policy} has no effect: all experts fit")
             threads, reason = usable_cores()
@@ -203,7 +205,7 @@ class Model:
                 opened.config.moe_layers,
                 opened.config.experts,
                 options.io_threads,
-                POLICIES[AUTO if options.policy == "auto" else options.policy],
+                POLICIES[policy],
                 wave_slots(options, opened.config),
                 ahead_slots(options, opened.config),
             )
@@ -230,6 +232,8 @@ class Model:
         say(f"model     {model.describe()}")
         say(f"threads   {threads} compute ({reason}), {options.io_threads} reading")
         say(f"disk      {opened.io_mode}")
+        if memory.slots_per_layer < opened.config.experts:
+            say(f"policy    {policy}: {why}")
         say(f"stops     {model.text.describe_stops()}")
         return model
 

@@ -28,7 +28,7 @@ from diskmoe.experts.direct import DirectMode
 from diskmoe.experts.footprint import give_back, resident_bytes
 from diskmoe.experts.formats import FORMATS, format_for_bits
 from diskmoe.experts.pacer import Pacer
-from diskmoe.experts.policy import POLICIES
+from diskmoe.experts.policy import AUTO, POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 from diskmoe.experts.stored import StoredExperts
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
@@ -40,6 +40,7 @@ OTHER_BYTES = 16 << 20  # threads, programs, ends of huge pages: 10 to 13 MB wer
 PAGE_CACHE_SHARE = 0.25  # of available memory: experts below it are left to the page cache
 LEAST_CHUNK = 256  # prompt rows that go through the model at once, and where memory allows
 MOST_CHUNK = 1024
+RANKED_BYTES = 512 << 10  # smaller experts are not worth a policy's thinking
 CHUNK_SHARE = 0.03  # of the hot store's slots, that chunks twice as long may cost
 _LAYER = re.compile(r"\blayers\.(\d{1,6})\.")
 _DIRECT: Mapping[str, DirectMode] = {"auto": "auto", "1": "on", "0": "off"}
@@ -289,6 +290,16 @@ def wave_slots(options: Options, config: ModelConfig) -> int:
     Enough that all readers have one to fill while the one before is computed, and for a row's own.
     """
     return max(2 * options.io_threads, config.top_k) if config.moe_layers else 0
+
+
+def policy_for(options: Options, record_bytes: int) -> tuple[str, str]:
+    """(name of the policy, why that one). Ranking residents by more than age takes some tens of
+    microseconds a layer: as long as reading an expert of a few hundred KiB (bench/LOG.md)."""
+    if options.policy != "auto":
+        return options.policy, "as set"
+    if record_bytes < RANKED_BYTES:
+        return "lru", f"experts of {shown_bytes(record_bytes)} are read as fast as they are ranked"
+    return AUTO, "the most hits in recorded routings"
 
 
 def ahead_slots(options: Options, config: ModelConfig) -> int:

@@ -174,7 +174,7 @@ SETTINGS: tuple[Setting, ...] = (
         "POLICY",
         _choice("auto", *POLICIES),
         "auto",
-        f"which expert a slot loses; auto is {AUTO}",
+        f"which expert a slot loses; auto: {AUTO}, or lru where experts are under 512 KiB",
         "|".join(("auto", *POLICIES)),
         "memory",
     ),

@@ -13,8 +13,9 @@ import pytest
 from tiny_model import random_tensors, tiny_config, with_codes, write_checkpoint
 
 from diskmoe.engine.cli import main
+from diskmoe.engine.loading import Options, policy_for
 from diskmoe.engine.report import REPORT_KEYS
-from diskmoe.experts.policy import POLICIES
+from diskmoe.experts.policy import AUTO, POLICIES
 
 PROMPT_IDS = "5,17,33,8,61,2,90,44,3"
 
@@ -103,6 +104,14 @@ def test_knobs_of_speed_never_change_an_id(tiny, converted, capsys) -> None:
         ):
             got = report(capsys, "--model", str(model), "--ngen", "24", *knobs)
             assert got["token_ids"] == plain, knobs
+
+
+def test_small_experts_are_given_up_by_age_alone(tiny, capsys) -> None:
+    assert policy_for(Options(), 100 << 10)[0] == "lru"
+    assert policy_for(Options(), 2 << 20)[0] == AUTO
+    assert policy_for(Options(policy="slru"), 100 << 10)[0] == "slru"
+    main(["--model", str(tiny), "--cap", "2", "--prompt-ids", PROMPT_IDS, "--ngen", "2"])
+    assert "policy    lru: experts of " in capsys.readouterr().err
 
 
 def test_the_kv_cache_is_as_asked_for_and_planned_for(tiny, capsys) -> None:
