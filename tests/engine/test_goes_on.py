@@ -6,21 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import random_tensors, tiny_config, write_checkpoint
 
 from diskmoe.engine.api import Model, Options
 from diskmoe.engine.errors import BadRequest, ReadFailed, WriteFailed
 from diskmoe.experts.reader import FileReader
 
 PROMPT = [5, 17, 33, 9, 60, 2]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
-    config = tiny_config("qwen3_moe", eos_token_id=None)
-    write_checkpoint(path, config, random_tensors(config, seed=11), dtype="bf16")
-    return path
 
 
 def ids(model: Model) -> list[int]:

@@ -4,18 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_model import random_tensors, tiny_config, write_checkpoint
 
 from diskmoe.engine.cli import main
 from diskmoe.engine.places import state_dir
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
-    config = tiny_config("qwen3_moe", eos_token_id=None)
-    write_checkpoint(path, config, random_tensors(config, seed=11), dtype="bf16")
-    return path
 
 
 def run(model: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict, str]:

@@ -21,15 +21,6 @@ PROMPT_IDS = "5,17,33,8,61,2,90,44,3"
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random bf16 checkpoint without a tokenizer, and without a stop token that it could hit."""
-    path = tmp_path_factory.mktemp("tiny")
-    config = tiny_config("qwen3_moe", eos_token_id=None)
-    write_checkpoint(path, config, random_tensors(config, seed=11), dtype="bf16")
-    return path
-
-
-@pytest.fixture(scope="module")
 def converted(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("converted") / "q4"
     assert main(["convert", str(tiny), str(out)]) == 0
