@@ -210,7 +210,7 @@ def test_a_stop_token_inside_drafts_ends_the_run() -> None:
 
 
 def test_a_caller_that_leaves_within_a_forward_leaves_accounts_that_add_up() -> None:
-    stats, composer = RunStats(), Composer([Guesses(5)], 50, most=24)
+    stats, composer = RunStats(), Composer([Guesses(5, last=1)], 50, most=24)
     tokens = decode(CountingUp(), [1], Greedy(), limit=9, stats=stats, drafts=composer)
     assert [next(tokens), next(tokens)] == [2, 3]
     tokens.close()
