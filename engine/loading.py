@@ -55,8 +55,8 @@ class Options:
     kv: format of the KV cache, f32, f16 or q8; all but f32 change the text. disk_bps: the bytes a
     second that reading experts is held down to. verify: compare each expert's checksum once.
     usage: folder of what is learned from runs, of which pin_gb GiB stay in memory; None: nothing is.
-    draft_rows: most drafts of a forward, for which memory is planned; 0: none. guard: switch drafts
-    off that are mostly wrong.
+    draft_rows: most drafts of a forward, for which memory is planned; 0: none. ngram: draft what
+    followed where the text's end stood before. guard: switch drafts off that are mostly wrong.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -81,6 +81,7 @@ class Options:
     pin_gb: float | None = None
     longest_prompt: int | None = None
     draft_rows: int = DEFAULT_CAP
+    ngram: bool = False
     guard: bool = True
 
     def __post_init__(self) -> None:

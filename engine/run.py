@@ -17,6 +17,7 @@ from diskmoe.engine.report import report_json, report_lines, settings_lines, sho
 from diskmoe.engine.settings import Value
 
 Say = Callable[[str], None]
+GUESSES = 8  # most drafts of a forward where no grammar makes them
 _SAMPLING_NAMES = (
     ("TEMP", "temperature"),
     ("TOP_K", "top_k"),
@@ -160,7 +161,8 @@ def options_from(values: Mapping[str, Value]) -> Any:
     """The ``Options`` that a set of resolved settings asks for."""
     from diskmoe.engine.api import Options
 
-    drafts = values["GRAMMAR"].value is not None or values["SCHEMA"].value is not None
+    drafts = any(values[name].value is not None for name in ("GRAMMAR", "SCHEMA"))
+    ngram = bool(values["NGRAM"].value)
     return Options(
         cap=values["CAP"].value,
         expert_bits=values["EXPERT_BITS"].value,
@@ -178,7 +180,8 @@ def options_from(values: Mapping[str, Value]) -> Any:
         policy=values["POLICY"].value,
         trace=as_path(values["TRACE"].value) if values["TRACE"].value else None,
         pin_gb=values["PIN_GB"].value,
-        draft_rows=values["GRAMMAR_DRAFT"].value if drafts else 0,
+        draft_rows=values["GRAMMAR_DRAFT"].value if drafts else GUESSES * ngram,
+        ngram=ngram,
         guard=values["GUARD"].value,
     )
 

@@ -91,6 +91,7 @@ def test_knobs_of_speed_never_change_an_id(tiny, converted, capsys) -> None:
             ["--prefetch", "1", "--cap", "2"],
             ["--prefetch", "count", "--cap", "4", "--disk-bps", "5M"],
             ["--verify", "1", "--cap", "3", "--policy", "lfu"],
+            ["--ngram", "1", "--cap", "3"],
             *(["--policy", policy, "--cap", "2"] for policy in POLICIES),
         ):
             got = report(capsys, "--model", str(model), "--ngen", "24", *knobs)
