@@ -316,7 +316,7 @@ class Model:
         vocab = self.config.vocab
         drafts = composer_of(grammar, self.text, prompt, vocab, self.options, self._say)
         if drafts is not None:
-            stats.drafts = drafts.accounts
+            stats.drafts, stats.planner = drafts.accounts, drafts.planner
         self._runs += 1
         tokens = decode(
             self._transformer,

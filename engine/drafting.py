@@ -15,6 +15,7 @@ from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.grammar_source import GrammarSource
 from diskmoe.mtp.ngram import NgramSource
+from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import DraftSource
 
 Say = Callable[[str], None]
@@ -55,14 +56,16 @@ def composer_of(
     Raises:
         BadRequest: a grammar where the model has no tokenizer.
     """
-    sources: list[DraftSource] = []
-    if grammar is not None:
-        sources.append(_grammar_source(grammar, text, prompt, options))
-    if options.ngram:
-        sources.append(NgramSource(prompt.ids))
-    if not sources or not options.draft_rows:
+    forced: list[DraftSource] = []
+    others: list[DraftSource] = []
+    if grammar is not None and options.span:
+        forced.append(_grammar_source(grammar, text, prompt, options))
+    if options.ngram and options.draft != 0:
+        others.append(NgramSource(prompt.ids))
+    if not options.draft_rows or not (forced or others):
         return None
-    return Composer(sources, vocab, options.draft_rows, options.guard, say)
+    planner = Planner(options.draft)
+    return Composer(forced, others, vocab, options.draft_rows, planner, options.guard, say)
 
 
 def _grammar_source(
@@ -73,7 +76,7 @@ def _grammar_source(
         Automaton(grammar),
         _tokenizer(text),
         prompt.ids,
-        cap=options.draft_rows,
+        cap=options.span,
         continues=not prompt.in_chat,
         tags=tags,
         thinking=thinking,

@@ -72,6 +72,7 @@ class NgramSource:
 
     name = "ngram"
     gave_up = ""
+    cheap = True
     prior = (0.75, 0.8)
 
     def __init__(self, prompt: Sequence[int] = ()) -> None:

@@ -14,6 +14,7 @@ from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
 from diskmoe.mtp.compose import Account, Composer
 from diskmoe.mtp.ngram import NgramSource
+from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import DraftSource
 
 VOCAB = 96
@@ -39,7 +40,11 @@ def ids_of(
     stops: Sequence[int] = (),
 ) -> tuple[list[int], Account]:
     stats = RunStats()
-    composer = None if source is None else Composer([source], VOCAB, most=5, guard=False)
+    composer = (
+        None
+        if source is None
+        else Composer([], [source], VOCAB, most=5, planner=Planner(5), guard=False)
+    )
     picker = Sampler(sampling, VOCAB)
     tokens = decode(
         model, prompt, picker, limit=limit, stop_ids=stops, stats=stats, drafts=composer
@@ -71,11 +76,11 @@ def test_prompt_lookup_changes_no_id(model: Transformer, sampling: Sampling) -> 
 
 def test_prompt_lookup_needs_no_tokenizer_and_is_in_the_accounts(tiny: Path) -> None:
     prompt = [5, 17, 33, 8, 61, 2] * 3
-    with Model.load(tiny, Options(ctx=128, ngram=True)) as loaded:
+    with Model.load(tiny, Options(ctx=128, draft=4)) as loaded:
         run = loaded.generate(prompt, limit=64)
         list(run)
     assert run.stats.drafts["ngram"].judged
-    with Model.load(tiny, Options(ctx=128)) as loaded:
+    with Model.load(tiny, Options(ctx=128, ngram=False)) as loaded:
         plain = loaded.generate(prompt, limit=64)
         list(plain)
         assert plain.token_ids == run.token_ids and not plain.stats.drafts
