@@ -17,6 +17,7 @@ from diskmoe.engine.report import report_json, report_lines, settings_lines, sho
 from diskmoe.engine.settings import Value
 
 Say = Callable[[str], None]
+GUESSES = 16  # most drafts of a forward where neither a grammar nor DRAFT says it
 _SAMPLING_NAMES = (
     ("TEMP", "temperature"),
     ("TOP_K", "top_k"),
@@ -160,9 +161,11 @@ def options_from(values: Mapping[str, Value]) -> Any:
     """The ``Options`` that a set of resolved settings asks for."""
     from diskmoe.engine.api import Options
 
-    span = values["GRAMMAR_DRAFT"].value
+    span, draft = values["GRAMMAR_DRAFT"].value, values["DRAFT"].value
     if values["GRAMMAR"].value is None and values["SCHEMA"].value is None:
         span = 0
+    ngram = values["NGRAM"].value
+    others = (GUESSES if draft is None else draft) if ngram else 0
     return Options(
         cap=values["CAP"].value,
         expert_bits=values["EXPERT_BITS"].value,
@@ -180,9 +183,10 @@ def options_from(values: Mapping[str, Value]) -> Any:
         policy=values["POLICY"].value,
         trace=as_path(values["TRACE"].value) if values["TRACE"].value else None,
         pin_gb=values["PIN_GB"].value,
-        draft_rows=span,
+        draft_rows=max(span, others),
         span=span,
-        draft=values["DRAFT"].value,
+        draft=draft,
+        ngram=ngram,
         guard=values["GUARD"].value,
     )
 
