@@ -43,6 +43,7 @@ class CountingUp:
     kv: Cache = field(default_factory=Cache)
     counters: Counters = field(default_factory=Counters)
     selections: int = 0
+    programs_made: int = 0
     fed: list[list[int]] = field(default_factory=list)
 
     def forward(
