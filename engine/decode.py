@@ -18,7 +18,7 @@ import numpy as np
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.stats import Counters, Phase, RunStats, snapshot
 from diskmoe.mtp.source import Draft
-from diskmoe.mtp.verify import verify
+from diskmoe.mtp.verify import Picker, verify
 
 
 class _Cache(Protocol):
@@ -45,12 +45,6 @@ class Target(Protocol):
     def forward(
         self, ids: np.ndarray, rows: Any, on_layer: Callable[[int, int], None] | None
     ) -> np.ndarray: ...
-
-
-class Picker(Protocol):
-    """Chooses a token from one row of logits."""
-
-    def pick(self, logits: np.ndarray) -> int: ...
 
 
 class Drafts(Protocol):
@@ -138,7 +132,7 @@ def decode(
         logits = _forward(
             target, [pending, *(guess.token for guess in guesses)], wanted, stats.decode
         )
-        tokens = verify(picker.pick, logits, guesses, stops)
+        tokens = verify(picker, logits, guesses, stops)
         del logits  # or two forwards' would live at once
         on_forward()
         on_rows(tokens)
