@@ -100,8 +100,8 @@ class Sampler:
     def guess(self, logits: Floats, ahead: int = 0) -> int:
         """What `pick` would take at the place `ahead` of the next one, if these were its logits.
 
-        logits (n,) for the first n ids, or for all and more. Nothing is changed by it. Drafts that
-        are guessed so are right as often as two distributions allow, but for one in thirty.
+        logits (n,) for the first n ids, or for all and more. Nothing is changed by it. A draft that
+        is guessed so is right nearly as often as the two distributions allow.
         """
         return self._choice(logits, self.place + ahead)
 
@@ -177,8 +177,7 @@ def _as_given_to_kernels(logits: Floats) -> Floats:
 
 def warm_sampler() -> None:
     """Compiles what a sampler calls."""
-    logits = np.zeros(BLOCK, np.float32)
-    for filters in ({}, {"top_k": 1}, {"top_p": 0.5}):
-        sampler = Sampler(Sampling(1.0, seed=0, **filters), BLOCK)
-        sampler.pick(logits)
+    for top_k, top_p in ((0, 1.0), (1, 1.0), (0, 0.5)):
+        sampler = Sampler(Sampling(1.0, top_k, top_p, seed=0), BLOCK)
+        sampler.pick(np.zeros(BLOCK, np.float32))
         sampler.uniforms()
