@@ -18,7 +18,7 @@ import numpy as np
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.stats import Counters, Phase, RunStats, snapshot
 from diskmoe.mtp.source import Draft
-from diskmoe.mtp.verify import verify
+from diskmoe.mtp.verify import Picker, verify
 
 
 class _Cache(Protocol):
@@ -47,12 +47,6 @@ class Target(Protocol):
     def forward(
         self, ids: np.ndarray, rows: Any, on_layer: Callable[[int, int], None] | None
     ) -> np.ndarray: ...
-
-
-class Picker(Protocol):
-    """Chooses a token from one row of logits."""
-
-    def pick(self, logits: np.ndarray) -> int: ...
 
 
 class Drafts(Protocol):
@@ -142,7 +136,7 @@ def decode(
         began, waited = time.perf_counter(), stats.decode.read_wait_seconds
         misses, made = stats.decode.misses, target.programs_made
         logits = _forward(target, ids, wanted, stats.decode)
-        tokens = verify(picker.pick, logits, guesses, stops)
+        tokens = verify(picker, logits, guesses, stops)
         del logits  # or two forwards' would live at once
         if drafts is not None and target.programs_made == made:
             waited = stats.decode.read_wait_seconds - waited
