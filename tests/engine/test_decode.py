@@ -43,6 +43,7 @@ class CountingUp:
     kv: Cache = field(default_factory=Cache)
     counters: Counters = field(default_factory=Counters)
     selections: int = 0
+    row_misses: Sequence[int] = ()
     fed: list[list[int]] = field(default_factory=list)
 
     def forward(
