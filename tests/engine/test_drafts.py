@@ -43,12 +43,12 @@ class Letters:
 
 
 class NowAndThenRight:
-    """Drafts of a text that is known, every fourth token of them another."""
+    """Drafts of a text that is known, every fifth token of them another."""
 
     name, gave_up, prior, cheap = "now and then", "", (0.7,), True
 
     def __init__(self, text: Sequence[int]) -> None:
-        self._text = [(token + (at % 4 == 1)) % VOCAB for at, token in enumerate(text)]
+        self._text = [(token + (at % 5 == 2)) % VOCAB for at, token in enumerate(text)]
 
     def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
         yield from map(Draft, self._text[len(chain) :])
