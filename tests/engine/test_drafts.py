@@ -232,22 +232,24 @@ def test_rows_that_miss_nothing_count_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", "duel"])
-@pytest.mark.parametrize("cap", [1, 3, 5, 8])
+@pytest.mark.parametrize("cap", [1, 5, 8, 12])
 def test_with_drafts_a_replay_of_the_trace_has_the_counts_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: int, policy: str
 ) -> None:
-    config = tiny_config("qwen3_moe", eos_token_id=None)
+    config = tiny_config("qwen3_moe", eos_token_id=None, num_experts=16)
     write_checkpoint(tmp_path, config, random_tensors(config, seed=5))
+    sampling = Sampling(temperature=1.0, seed=3)
     prompt, trace = [9, 3, 60], tmp_path / "t.csv"
     with Model.load(tmp_path, Options(ctx=128)) as loaded:
-        plain = loaded.generate(prompt, limit=60)
+        plain = loaded.generate(prompt, limit=60, sampling=sampling)
         list(plain)
     source = NowAndThenRight(plain.token_ids)
     composer = Composer([], [source], VOCAB, most=3, planner=Planner(fixed=3), guard=False)
     monkeypatch.setattr("diskmoe.engine.api.composer_of", lambda *given: composer)
     options = Options(ctx=128, cap=cap, policy=policy, trace=trace)
     with Model.load(tmp_path, options) as loaded:
-        run = loaded.generate(prompt, limit=60, grammar=parse("root ::= ."))
+        drafted = parse("root ::= .")  # any: it is the source that drafts
+        run = loaded.generate(prompt, limit=60, sampling=sampling, grammar=drafted)
         list(run)
     assert run.token_ids == plain.token_ids
     account = composer.accounts["now and then"]
