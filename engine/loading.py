@@ -57,7 +57,8 @@ class Options:
     usage: folder of what is learned from runs, of which pin_gb GiB stay in memory; None: nothing is.
     draft_rows: most drafts of a forward, for which memory is planned; 0: none. span: most of
     them in a row that a grammar forces. draft: so many others in each forward; None: as many as
-    pay. guard: switch drafts off that are mostly wrong.
+    pay. ngram: draft what followed where the text's end stood before. guard: switch drafts off that
+    are mostly wrong.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -84,6 +85,7 @@ class Options:
     draft_rows: int = DEFAULT_CAP
     span: int = DEFAULT_CAP
     draft: int | None = None
+    ngram: bool = True
     guard: bool = True
 
     def __post_init__(self) -> None:
