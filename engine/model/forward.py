@@ -96,6 +96,16 @@ class Transformer:
         return self._feed_forward.selections
 
     @property
+    def row_misses(self) -> list[int]:
+        """Of the latest forward that was no prompt's: how many experts were missing, by the first
+        row that wants them, over all layers. (What guesses read ahead is among them.)"""
+        return self._feed_forward.row_misses
+
+    def accepted(self, rows: int) -> None:
+        """Tell the hot store that of the latest forward's rows only the first `rows` were right."""
+        self._feed_forward.accepted(rows)
+
+    @property
     def hidden(self) -> Floats:
         """(n, hidden) after the final norm, all rows of the last forward; valid until the next."""
         return self._hidden
@@ -120,6 +130,8 @@ class Transformer:
             self._hidden = self._hidden[:0]
             return np.zeros((0, self.config.vocab), np.float32)
         self.kv.check_room(n)
+        if rows != "none":
+            self._feed_forward.begin_rows(n)
         x = self._scratch.take("forward.x", n, self.config.hidden)
         self._embedding.take(tokens, x)
         for index, layer in enumerate(self._layers):
