@@ -45,7 +45,7 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
         ]
         if unused:
             say(f"note      {', '.join(unused)} has no effect beside PROMPT_IDS")
-    path = _model_path(values, say)
+    path = model_path(values, say)
     values = {**values, "MODEL": Value(str(path), values["MODEL"].source)}
     for line in settings_lines(values, verbose):
         say(line)
@@ -139,7 +139,7 @@ def _as_decided(values: Mapping[str, Value], model: Any) -> dict[str, Value]:
 
 def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     """Prints what a run would put where in memory, and how fast it would be; loads no weights."""
-    path = _model_path(values, say)
+    path = model_path(values, say)
     from diskmoe.engine.api import prepare
     from diskmoe.engine.plan import PlanReport
 
@@ -228,7 +228,7 @@ def _prompt(values: Mapping[str, Value]) -> str | tuple[int, ...]:
     return text.removesuffix("\n").removesuffix("\r")  # echo's newline is no part of a question
 
 
-def _model_path(values: Mapping[str, Value], say: Say) -> Path:
+def model_path(values: Mapping[str, Value], say: Say) -> Path:
     given = values["MODEL"].value
     if given:
         return as_path(given)
