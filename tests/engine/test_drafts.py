@@ -45,7 +45,7 @@ class Letters:
 class NowAndThenRight:
     """Drafts of a text that is known, every fifth token of them another."""
 
-    name, gave_up, prior, cheap = "now and then", "", (0.7,), True
+    name, gave_up, prior, grades, cheap = "now and then", "", (0.7,), (), True
 
     def __init__(self, text: Sequence[int]) -> None:
         self._text = [(token + (at % 5 == 2)) % VOCAB for at, token in enumerate(text)]
