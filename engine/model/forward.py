@@ -78,6 +78,7 @@ class Transformer:
         self._hidden: Floats = np.zeros((0, config.hidden), np.float32)
         self._programs: dict[int, dict[tuple[int, ...], _Layer]] = {}  # by number of rows
         self._moves = 0  # of the scratch, when they were made
+        self.programs_made = 0  # so far: a forward that makes some takes longer than the next will
 
     @property
     def vocab_size(self) -> int:
@@ -184,6 +185,7 @@ class Transformer:
             if self._moves == self._scratch.moves:
                 break
             self._forget()
+        self.programs_made += 1
         first.keep(layer, kv)  # what the key names stays alive, so no other thing gets its id
         made = _Layer(first.program(), finish)
         if n not in self._programs and len(self._programs) >= _KEPT_CHUNKS:
