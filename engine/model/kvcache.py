@@ -40,8 +40,9 @@ class KvCache:
         self.capacity = capacity
         self.kv_format = kv_format
         self.kind = KV_KIND[kv_format]
+        self._parts = config.cached_parts
         number, scales = _head_bytes(config, kv_format)
-        heads = 2 * self.layers, config.kv_heads  # keys, then values, of each layer
+        heads = self._parts * self.layers, config.kv_heads  # keys, then values, of each layer
         self._numbers = _room(*heads, capacity, number)
         self._scales = _room(*heads, capacity, scales)
         self._length = 0
@@ -61,8 +62,12 @@ class KvCache:
         return self._numbers.nbytes + self._scales.nbytes
 
     def parts(self, layer: int) -> tuple[CachePart, CachePart]:
-        """Where the keys and the values of a layer are; they live as long as the cache."""
-        return self._part(2 * layer), self._part(2 * layer + 1)
+        """Where the keys and the values of a layer are; they live as long as the cache.
+
+        Of latent attention it is the same place: a latent is what keys and values are made of.
+        """
+        first = self._parts * layer
+        return self._part(first), self._part(first + self._parts - 1)
 
     def _part(self, index: int) -> CachePart:
         numbers, scales = self._numbers[index], self._scales[index]
@@ -100,13 +105,14 @@ def kv_cache_bytes(
 ) -> int:
     """What ``KvCache(config, capacity, layers, kv_format).nbytes`` will be."""
     count = config.layers if layers is None else layers
-    return count * capacity * 2 * config.kv_heads * sum(_head_bytes(config, kv_format))
+    heads = config.cached_parts * config.kv_heads
+    return count * capacity * heads * sum(_head_bytes(config, kv_format))
 
 
 def _head_bytes(config: ModelConfig, kv_format: str) -> tuple[int, int]:
-    """Bytes of one head of one position: numbers, scales."""
-    scales = -(-config.head_dim // _GROUP) * 4 if kv_format == "q8" else 0
-    return config.head_dim * _NUMBER_BYTES[kv_format], scales
+    """Bytes of one head of one position in one part: numbers, scales."""
+    scales = -(-config.cached_dims // _GROUP) * 4 if kv_format == "q8" else 0
+    return config.cached_dims * _NUMBER_BYTES[kv_format], scales
 
 
 def _room(*shape: int) -> npt.NDArray[np.uint8]:
