@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.kernels.matmul import Matrix
+from diskmoe.engine.kernels.program import address_of_array
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.embedding import Embedding, ResidentEmbedding, StreamedEmbedding
 from diskmoe.engine.model.families import FAMILIES, Names
@@ -34,6 +35,10 @@ from diskmoe.experts.tiles import ALIGNMENT, MatrixLayout, matrix_layout, pack
 class Projection:
     matrix: Matrix
     bias: Floats | None
+
+    @property
+    def bias_address(self) -> int:
+        return 0 if self.bias is None else address_of_array(self.bias)
 
 
 @dataclass(frozen=True, eq=False)
