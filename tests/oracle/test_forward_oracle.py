@@ -223,7 +223,13 @@ def test_dequantised_weights_say_the_same_to_both(
         assert greedy(exact, PROMPT, 8, True) == expected
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe", "gpt_oss"])
+FAMILIES = [
+    *("qwen3_moe", "olmoe", "glm4_moe", "gpt_oss"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("top_k", [3, 8])
 @pytest.mark.parametrize(("experts", "dense"), QUANTISED)
 def test_a_quantised_model_is_near_transformers_given_the_dequantised_weights(
@@ -278,7 +284,7 @@ def repeat_routing(model: Transformer, chosen: Routing) -> None:
     model.choose_with(choose)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_config_in_the_form_of_the_hub_means_the_same_to_both(tmp_path, oracle_of, family):
     changes = {"rope_theta": 5e4, "rope_scaling": None}
     if family == "glm4_moe":
