@@ -110,6 +110,20 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "mixtral": (
+        "mixtral",
+        {"num_local_experts": 6, "intermediate_size": 32, "rope_theta": 1e6, "sliding_window": 5},
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        {
+            "head_dim": 16,
+            "rotary_dim": 8,
+            "num_local_experts": 6,
+            "intermediate_size": 32,
+            "rope_theta": 1e5,
+        },
+    ),
 }
 
 
@@ -123,7 +137,7 @@ def random_model(family: str, settings: dict[str, Any], seed: int) -> Any:
             if name.endswith("inv_freq"):
                 continue
             spread, centre = (0.1, 1.0) if "norm" in name else (0.08, 0.0)
-            if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+            if name.endswith(("mlp.gate.weight", "router.weight")):
                 spread = 0.2
             elif name.endswith("sinks"):
                 spread = 1.0

@@ -88,6 +88,14 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         },
         "swiglu_limit": 0.5,
     },
+    "mixtral": {"num_local_experts": 8, "intermediate_size": 48, "rope_theta": 1e6},
+    "minimax_m2": {
+        "head_dim": 32,
+        "rotary_dim": 16,
+        "num_local_experts": 8,
+        "intermediate_size": 48,
+        "rope_theta": 1e5,
+    },
 }
 
 
@@ -109,7 +117,7 @@ def random_tensors(config: dict[str, Any], seed: int, mtp: bool = False) -> Tens
     for tensor in plan.dense:
         if "norm" in tensor.name:
             tensors[tensor.name] = draw(tensor.shape, 0.1, 1.0)
-        elif tensor.name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+        elif tensor.name.endswith(("gate.weight", "router.weight")):
             tensors[tensor.name] = draw(tensor.shape, 0.2)
         elif tensor.name.endswith("sinks"):
             tensors[tensor.name] = draw(tensor.shape, 1.0)

@@ -55,13 +55,14 @@ class Twin:
         """(n,) -> (n, vocab), every row seeing itself and the earlier ones."""
         config, names = self.config, FAMILIES[self.config.family].names
         embedding = held(self.tensors[names.embedding], self.dense_format)
-        x = embedding[np.asarray(ids)]
+        x = embedding[np.asarray(ids)] * np.float32(config.embedding_scale)
         for layer in range(config.layers):
             at = names.layer.format(L=layer)
             x = x + self._attention(self._norm(x, at + names.attention_norm), at, layer)
             x = x + self._feed_forward(self._norm(x, at + names.ffn_norm), at, layer)
         head = names.embedding if config.tied else names.head
-        return self._linear(self._norm(x, names.final_norm), head, self.dense_format)
+        logits = self._linear(self._norm(x, names.final_norm), head, self.dense_format)
+        return logits * np.float32(config.logit_scale)
 
     def _norm(self, x: Floats, name: str) -> Floats:
         return naive.rms_norm(x, self.tensors[name], self.config.norm_epsilon).astype(np.float32)
@@ -112,8 +113,9 @@ class Twin:
             parts.append(y.astype(np.float32))
         q, k, v = parts
         window, sinks = config.window(layer), self.tensors.get(at + names.sinks)
-        mixed = naive.attend(q, k, v, 0, config.head_dim**-0.5, window, sinks).astype(np.float32)
-        return self._projection(mixed.reshape(len(x), -1), at + names.o)
+        mixed = naive.attend(q, k, v, 0, config.attention_scale, window, sinks)
+        mixed = mixed.astype(np.float32).reshape(len(x), -1)
+        return self._projection(mixed, at + names.o)
 
     def _ffn(
         self, x: Floats, matrices: list[Floats], fmt: str, biases: tuple[Floats, ...] = ()

@@ -8,7 +8,7 @@ either used or refused, never ignored.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from diskmoe.engine.model.families import FAMILIES, Family, QkNorm, RopeLayout, Score
 from diskmoe.engine.model.rope import Yarn, yarn_magnitude
@@ -39,6 +39,8 @@ class ModelConfig:
     context: int  # positions the model was trained for
     norm_epsilon: float
     tied: bool  # the head is the embedding matrix
+    embedding_scale: float  # of its rows as they enter the first layer
+    logit_scale: float
     # attention
     heads: int
     kv_heads: int
@@ -53,6 +55,7 @@ class ModelConfig:
     yarn: Yarn | None  # None: plain rope
     sinks: bool
     windows: tuple[int, ...]  # by layer: keys that a row sees, 0 for all; (): all, in all layers
+    attention_scale: float  # of the dots of queries and keys
     # router
     experts: int
     top_k: int
@@ -84,10 +87,6 @@ class ModelConfig:
     @property
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
-
-    @property
-    def attention_scale(self) -> float:
-        return self.head_dim**-0.5
 
     def window(self, layer: int) -> int:
         """How many keys a row of a layer sees, its own among them; 0: all."""
@@ -202,8 +201,9 @@ def read_config(raw: object, where: str) -> ModelConfig:
     clip = None
     if family.clip_key is not None and raw.get(family.clip_key) is not None:
         clip = f.number(family.clip_key, 1e-6, 1e9, None)
-    bias = f.flag("attention_bias", family.bias_default)
+    bias = f.flag(family.bias_key, family.bias_default)
     norm_on = family.qk_norm_key is None or f.flag(family.qk_norm_key, False)
+    scales = _scales(f, family, head_dim)
 
     return ModelConfig(
         family=name,
@@ -211,8 +211,11 @@ def read_config(raw: object, where: str) -> ModelConfig:
         hidden=hidden,
         layers=layers,
         context=f.integer("max_position_embeddings", 1, MAX_CONTEXT, MAX_CONTEXT),
-        norm_epsilon=f.number("rms_norm_eps", 0.0, 1.0, family.norm_epsilon_default),
+        norm_epsilon=f.number("rms_norm_eps", 0.0, 1.0, family.norm_epsilon_default)
+        / scales.residual**2,
         tied=f.flag("tie_word_embeddings", False),
+        embedding_scale=scales.embedding / scales.residual,
+        logit_scale=scales.logits,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -225,7 +228,8 @@ def read_config(raw: object, where: str) -> ModelConfig:
         rope_theta=rope_theta,
         yarn=yarn,
         sinks=family.sinks,
-        windows=_windows(f, layers) if family.windows else (),
+        windows=_windows(f, family, layers),
+        attention_scale=scales.attention,
         experts=experts,
         top_k=top_k,
         score=family.score,
@@ -249,7 +253,34 @@ def read_config(raw: object, where: str) -> ModelConfig:
     )
 
 
+class _Scales(NamedTuple):
+    """Factors of a family with multipliers.
+
+    What layers add to the hidden state is multiplied by `residual`. The state is held divided by it
+    instead, which a norm does not see when its epsilon is divided by the square.
+    """
+
+    embedding: float
+    residual: float
+    attention: float
+    logits: float
+
+
+def _scales(f: _Fields, family: Family, head_dim: int) -> _Scales:
+    if not family.multipliers:
+        return _Scales(1.0, 1.0, head_dim**-0.5, 1.0)
+    return _Scales(
+        f.number("embedding_multiplier", 1e-6, 1e6, 1.0),
+        f.number("residual_multiplier", 1e-3, 1e3, 1.0),
+        f.number("attention_multiplier", 1e-6, 1e6, 1.0),
+        1 / f.number("logits_scaling", 1e-6, 1e6, 1.0),
+    )
+
+
 def _refuse_unsupported(f: _Fields, family: Family) -> None:
+    for key, only in family.fixed:
+        if f.raw.get(key, only) != only:
+            raise f.wrong(key, f.raw[key], repr(only))
     act = f.raw.get("hidden_act", "silu")
     if act not in ("silu", "swish"):
         raise f.wrong("hidden_act", act, "silu")
@@ -291,11 +322,14 @@ def _rope(f: _Fields, family: Family, head_dim: int) -> tuple[float, int, Yarn |
         )
     merged = _Fields({**f.raw, **{k: v for k, v in value.items() if v is not None}}, f.where)
     theta = merged.number("rope_theta", 1.0, 1e12, family.theta_default)
-    if family.rope_partial is None:
-        dims = head_dim
-    else:
-        share = merged.number("partial_rotary_factor", 0.0, 1.0, family.rope_partial)
-        dims = int(head_dim * share)
+    dims = head_dim
+    if family.rope_partial is not None:
+        key_of_dims = family.rope_dims_key
+        if key_of_dims in f.raw and merged.raw.get("partial_rotary_factor") is None:
+            dims = f.integer(key_of_dims, 2, head_dim, head_dim)
+        else:
+            share = merged.number("partial_rotary_factor", 0.0, 1.0, family.rope_partial)
+            dims = int(head_dim * share)
     if dims < 2 or dims % 2:
         raise f.wrong("head_dim", head_dim, f"an even number of rotary dims, not {dims}")
     return theta, dims, _yarn(merged, key) if kind == "yarn" else None
@@ -320,8 +354,14 @@ def _yarn(f: _Fields, key: str) -> Yarn:
     )
 
 
-def _windows(f: _Fields, layers: int) -> tuple[int, ...]:
-    """By layer: how many keys a row sees, 0 for all. By default every other layer, from the first."""
+def _windows(f: _Fields, family: Family, layers: int) -> tuple[int, ...]:
+    """By layer: how many keys a row sees, 0 for all. Listed layers are by default every other one,
+    from the first."""
+    if family.windows == "none":
+        return ()
+    if family.windows == "all":
+        window = f.integer("sliding_window", 1, MAX_CONTEXT, 0)
+        return (window,) * layers if window else ()
     kinds = ("sliding_attention", "full_attention")
     listed = f.raw.get("layer_types")
     if listed is None:

@@ -19,6 +19,7 @@ RopeLayout = Literal["half", "interleaved"]
 Score = Literal["softmax", "sigmoid"]
 DenseRule = Literal["none", "first_k", "sparse_step"]
 MtpLayout = Literal["none", "extra_layer"]
+WindowRule = Literal["none", "listed", "all"]
 
 
 @dataclass(frozen=True)
@@ -70,18 +71,23 @@ class Family:
     """One row. Columns that end in ``_key`` name a key of config.json; None: it has no such key."""
 
     names: Names = Names()
+    fixed: tuple[tuple[str, Any], ...] = ()  # keys and the value they must have where they are
+    multipliers: bool = False  # of embedding, residual and attention; logits_scaling divides
     # attention
     qk_norm: QkNorm = "none"  # RMS norm of queries and keys, before rope
     qk_norm_key: str | None = None  # the switch that turns it on (None: always on)
-    bias_default: bool = False  # attention_bias where the file does not say
-    output_bias: bool = False  # attention_bias adds a bias to o_proj too, not to q, k, v only
+    bias_key: str = "attention_bias"  # the switch of biases of q, k and v
+    bias_default: bool = False
+    output_bias: bool = False  # it adds a bias to o_proj too
     clip_key: str | None = None  # clamp of q, k, v after their norm
     sinks: bool = False  # a logit per head that takes part in the softmax and has no value
     window_key: str | None = None  # a switch that would turn on sliding windows: refused if true
-    windows: bool = False  # sliding_window and layer_types say which layers see how many keys
+    # which layers see sliding_window keys: those that layer_types lists, or all where it is a number
+    windows: WindowRule = "none"
     # rope
     rope_layout: RopeLayout = "half"
     rope_partial: float | None = None  # share of a head that turns, by default; None: all, always
+    rope_dims_key: str | None = None  # the same as a number of dims
     theta_default: float = 10_000.0
     yarn_default: Mapping[str, Any] | None = None  # rope_parameters where the file has none
     # router
@@ -102,6 +108,14 @@ class Family:
     norm_epsilon_default: float = 1e-6
     mtp: MtpLayout = "none"  # extra_layer: model.layers.{number of layers} and four more tensors
 
+
+_SPARSE_BLOCK = Names(
+    router="block_sparse_moe.gate.weight",
+    correction_bias="block_sparse_moe.e_score_correction_bias",
+    expert_gate="block_sparse_moe.experts.{e}.w1.weight",
+    expert_up="block_sparse_moe.experts.{e}.w3.weight",
+    expert_down="block_sparse_moe.experts.{e}.w2.weight",
+)
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -144,7 +158,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             bias_default=True,
             output_bias=True,
             sinks=True,
-            windows=True,
+            windows="listed",
             theta_default=150_000.0,
             yarn_default=MappingProxyType(
                 {
@@ -160,6 +174,30 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             expert_bias=True,
             clamped=True,
             norm_epsilon_default=1e-5,
+        ),
+        "mixtral": Family(
+            names=_SPARSE_BLOCK,
+            windows="all",
+            theta_default=1e6,
+            renorm_default=True,
+            expert_width_key="intermediate_size",
+            norm_epsilon_default=1e-5,
+        ),
+        "minimax_m2": Family(
+            names=_SPARSE_BLOCK,
+            fixed=(
+                ("scoring_func", "sigmoid"),
+                ("use_qk_norm", True),
+                ("qk_norm_type", "per_layer"),
+            ),
+            qk_norm="full_vector",
+            rope_partial=1.0,
+            rope_dims_key="rotary_dim",
+            theta_default=5e6,
+            score="sigmoid",
+            correction_bias=True,
+            renorm_default=True,
+            expert_width_key="intermediate_size",
         ),
     }
 )

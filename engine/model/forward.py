@@ -120,7 +120,7 @@ class Transformer:
             return np.zeros((0, self.config.vocab), np.float32)
         self.kv.check_room(n)
         x = self._scratch.take("forward.x", n, self.config.hidden)
-        self._embedding.take(tokens, x)
+        self._embed(tokens, x)
         for index, layer in enumerate(self._layers):
             self.run_layer(layer, x, self.kv, index, rows == "none")
             if on_layer is not None:
@@ -205,13 +205,22 @@ class Transformer:
     def head(self, hidden: Floats) -> Floats:
         """hidden (m, hidden), after a final norm -> logits f32 (m, vocab), a new array."""
         logits = np.empty((len(hidden), self.config.vocab), np.float32)
-        return matmul(hidden, self._head, logits, self._workers)
+        matmul(hidden, self._head, logits, self._workers)
+        if self.config.logit_scale != 1:
+            logits *= np.float32(self.config.logit_scale)
+        return logits
 
     def embed(self, ids: npt.ArrayLike) -> Floats:
         """Embedding rows (n, hidden), a new array."""
         tokens = self._checked(ids)
         out = np.empty((len(tokens), self.config.hidden), np.float32)
-        return self._embedding.take(tokens, out)
+        return self._embed(tokens, out)
+
+    def _embed(self, tokens: npt.NDArray[np.int32], out: Floats) -> Floats:
+        self._embedding.take(tokens, out)
+        if self.config.embedding_scale != 1:
+            out *= np.float32(self.config.embedding_scale)
+        return out
 
     def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
         tokens = np.asarray(ids)

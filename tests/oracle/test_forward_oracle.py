@@ -81,6 +81,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt-oss-defaults": ("gpt_oss", {"rope_scaling": None, "rope_theta": None}),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window": ("mixtral", {"sliding_window": 5, "num_experts_per_tok": 2, "head_dim": 32}),
+    "minimax-m2": ("minimax_m2", {}),
+    "minimax-m2-whole-rope": ("minimax_m2", {"rotary_dim": None, "num_experts_per_tok": 8}),
     "qwen3-yarn": (
         "qwen3_moe",
         {

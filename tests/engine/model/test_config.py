@@ -196,9 +196,36 @@ def test_an_empty_rope_scaling_means_plain_rope():
 
 
 def test_an_unsupported_family_is_named_and_the_supported_ones_listed():
-    message = complaint(tiny_config("qwen3_moe") | {"model_type": "mixtral"})
-    assert "'mixtral'" in message
-    assert "glm4_moe, gpt_oss, olmoe, qwen3_moe" in message
+    message = complaint(tiny_config("qwen3_moe") | {"model_type": "llama4"})
+    assert "'llama4'" in message
+    assert ", ".join(sorted(FAMILIES)) in message
+
+
+def test_mixtral_has_a_window_in_all_layers_or_in_none():
+    assert read_config(tiny_config("mixtral"), "x").windows == ()
+    assert read_config(tiny_config("mixtral", sliding_window=9), "x").windows == (9, 9, 9)
+    assert "sliding_window is 0" in complaint(tiny_config("mixtral", sliding_window=0))
+
+
+def test_minimax_turns_the_dims_of_rotary_dim_unless_a_share_is_given():
+    assert read_config(tiny_config("minimax_m2", rotary_dim=None), "x").rope_dims == 32
+    assert read_config(tiny_config("minimax_m2", rotary_dim=20), "x").rope_dims == 20
+    shared = {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}
+    assert read_config(tiny_config("minimax_m2", **shared), "x").rope_dims == 8
+    assert "rotary_dim is 33" in complaint(tiny_config("minimax_m2", rotary_dim=33))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "only"),
+    [
+        ("scoring_func", "softmax", "'sigmoid'"),
+        ("use_qk_norm", False, "True"),
+        ("qk_norm_type", "per_head", "'per_layer'"),
+    ],
+)
+def test_a_setting_that_a_family_has_in_one_way_only_is_refused_in_another(key, value, only):
+    message = complaint(tiny_config("minimax_m2", **{key: value}))
+    assert f"{key} is {value!r}, allowed: {only}" in message
 
 
 @pytest.mark.parametrize("raw", [None, [], "text", 3])
