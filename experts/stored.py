@@ -39,6 +39,7 @@ class StoredExperts:
         self._checkpoint = checkpoint
         self._tensors = tensors
         self._biased = plan.biased
+        self._ffn = plan.ffn
         if tensors.form == "codes" and (plan.hidden % GROUP or plan.ffn % GROUP):
             raise BadModel(
                 f"{checkpoint.path}: experts of {plan.ffn} x {plan.hidden} have no whole groups of "
@@ -63,7 +64,11 @@ class StoredExperts:
         gate, up, down = self._tensors.names(expert)
         if self._tensors.form == "each":
             return [(name, [slice(None)]) for name in (gate, up, down)]
-        return [(gate, [slice(0, None, 2), slice(1, None, 2)]), (down, [slice(None)])]
+        if self._tensors.form == "stacked":
+            both = [slice(0, self._ffn), slice(self._ffn, None)]
+        else:
+            both = [slice(0, None, 2), slice(1, None, 2)]
+        return [(gate, both), (down, [slice(None)])]
 
     def _of(self, name: str, expert: int) -> list[TensorInfo]:
         """The expert's own part of a tensor: its numbers, or blocks and scales."""
