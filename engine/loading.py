@@ -313,7 +313,8 @@ def _scratch_bytes(opened: Opened, rows: int, drafts: int) -> int:
     counted one by one."""
     config, layout = opened.config, opened.records.record_layout
     rows, logit_rows = max(rows, 1 + drafts), 12 + drafts
-    working = scratch_bytes(config, rows, logit_rows, opened.context, layout, opened.dense_formats)
+    formats = opened.dense_formats
+    working = scratch_bytes(config, rows, logit_rows, opened.context, layout, formats, 1 + drafts)
     working += drafts * config.layers * PROGRAM_BYTES
     return opened.records.scratch_bytes + working + OTHER_BYTES
 
@@ -360,7 +361,9 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
             None if options.ram_gb is None else int(options.ram_gb * 2**30),
             base_bytes=held,
             dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
-            kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
+            kv_bytes=kv_cache_bytes(
+                config, opened.context, kv_format=options.kv, kept=1 + options.draft_rows
+            ),
             scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows),
             loader_bytes=loader_bytes(opened.source, config),
             slot_bytes=opened.records.record_layout.nbytes,

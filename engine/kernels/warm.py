@@ -13,6 +13,7 @@ import numpy as np
 
 from diskmoe.engine.kernels.attention import ATTEND
 from diskmoe.engine.kernels.basic import NORM, rms_norm, rope_tables
+from diskmoe.engine.kernels.delta import DELTA, GATED_NORM, KEEP, MIX, SETTLE
 from diskmoe.engine.kernels.experts import COMBINE, DOWN, GATE_UP, expert_ffn
 from diskmoe.engine.kernels.gates import OPEN, SPLIT, SWITCH
 from diskmoe.engine.kernels.heads import HEADS
@@ -32,11 +33,16 @@ PHASES = (
     GATE_UP,
     DOWN,
     MULTIPLY,
+    DELTA,
+    MIX,
+    KEEP,
     COMBINE,
+    GATED_NORM,
     NORM,
     OPEN,
     SWITCH,
     SPLIT,
+    SETTLE,
 )
 
 

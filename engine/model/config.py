@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from diskmoe.engine.model.delta_config import DeltaShape, delta_layers, delta_shape, text_half
+from diskmoe.engine.kernels.delta_shape import DeltaShape
+from diskmoe.engine.model.delta_config import delta_layers, delta_shape, text_half
 from diskmoe.engine.model.families import FAMILIES, Family, QkNorm, RopeLayout, Score
 from diskmoe.engine.model.fields import (
     MAX_CONTEXT,

@@ -9,8 +9,8 @@ own shape: norms, biases, and the router, whose small differences decide which e
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from diskmoe.engine.kernels.delta_shape import DeltaShape
 from diskmoe.engine.model.config import ModelConfig
-from diskmoe.engine.model.delta_config import DeltaShape
 from diskmoe.engine.model.families import FAMILIES, Names
 from diskmoe.experts.checkpoint import (
     DenseTensor,
