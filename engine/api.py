@@ -321,7 +321,7 @@ class Model:
             if isinstance(grammar, str):
                 grammar = load_grammar(grammar)
             drafts = composer_of(grammar, self.text, prompt, self.options, self._say)
-            stats.drafts = drafts.accounts
+            stats.drafts, stats.planner = drafts.accounts, drafts.planner
         self._runs += 1
         tokens = decode(
             self._transformer,
