@@ -56,8 +56,9 @@ class KvCache:
         self.capacity = capacity
         self.kv_format = kv_format
         self.kind = KV_KIND[kv_format]
+        self._parts = config.cached_parts
         number, scales = _head_bytes(config, kv_format)
-        heads = 2 * len(attention), config.kv_heads  # keys, then values, of each layer
+        heads = self._parts * len(attention), config.kv_heads  # keys, then values, of each layer
         self._numbers = _room(*heads, capacity, number)
         self._scales = _room(*heads, capacity, scales)
         self._length = 0
@@ -78,9 +79,12 @@ class KvCache:
         return self._numbers.nbytes + self._scales.nbytes + states
 
     def parts(self, layer: int) -> tuple[CachePart, CachePart]:
-        """Where the keys and the values of a layer are; they live as long as the cache."""
-        index = self._index[layer]
-        return self._part(2 * index), self._part(2 * index + 1)
+        """Where the keys and the values of a layer are; they live as long as the cache.
+
+        Of latent attention it is the same place: a latent is what keys and values are made of.
+        """
+        first = self._parts * self._index[layer]
+        return self._part(first), self._part(first + self._parts - 1)
 
     def state(self, layer: int) -> DeltaPart:
         """Where the state of a layer with a delta rule is."""
@@ -142,14 +146,15 @@ def kv_cache_bytes(
     """What ``KvCache(config, capacity, layers, kv_format, kept).nbytes`` will be."""
     states = len(config.delta_layers) if layers is None else 0
     count = config.layers - states if layers is None else layers
-    nbytes = count * capacity * 2 * config.kv_heads * sum(_head_bytes(config, kv_format))
+    heads = config.cached_parts * config.kv_heads
+    nbytes = count * capacity * heads * sum(_head_bytes(config, kv_format))
     return nbytes + (delta_state_bytes(config.delta, states, kept) if config.delta else 0)
 
 
 def _head_bytes(config: ModelConfig, kv_format: str) -> tuple[int, int]:
-    """Bytes of one head of one position: numbers, scales."""
-    scales = -(-config.head_dim // _GROUP) * 4 if kv_format == "q8" else 0
-    return config.head_dim * _NUMBER_BYTES[kv_format], scales
+    """Bytes of one head of one position in one part: numbers, scales."""
+    scales = -(-config.cached_dims // _GROUP) * 4 if kv_format == "q8" else 0
+    return config.cached_dims * _NUMBER_BYTES[kv_format], scales
 
 
 def _room(*shape: int) -> npt.NDArray[np.uint8]:
