@@ -18,18 +18,19 @@ def delta_shape(f: Fields) -> DeltaShape:
     value_heads = f.integer("linear_num_value_heads", 1, MAX_HEADS, None)
     if value_heads % key_heads:
         raise f.wrong("linear_num_value_heads", value_heads, f"a multiple of {key_heads} key heads")
-    dims: dict[str, int] = {}
-    for key, heads in (
-        ("linear_key_head_dim", key_heads),
-        ("linear_value_head_dim", value_heads),
-    ):
-        dims[key] = f.integer(key, 1, MAX_HEAD_DIM, None)
-        if dims[key] % LANES:
-            raise f.wrong(key, dims[key], f"a multiple of {LANES}")
-        if heads * dims[key] > MAX_WIDTH:
-            raise f.wrong(key, dims[key], f"{heads} heads of up to {MAX_WIDTH} numbers in all")
+    key_dim = _head_dim(f, "linear_key_head_dim", key_heads)
+    value_dim = _head_dim(f, "linear_value_head_dim", value_heads)
     taps = f.integer("linear_conv_kernel_dim", 2, MAX_TAPS, None)
-    return DeltaShape(key_heads, value_heads, *dims.values(), taps)
+    return DeltaShape(key_heads, value_heads, key_dim, value_dim, taps)
+
+
+def _head_dim(f: Fields, key: str, heads: int) -> int:
+    dim = f.integer(key, 1, MAX_HEAD_DIM, None)
+    if dim % LANES:
+        raise f.wrong(key, dim, f"a multiple of {LANES}")
+    if heads * dim > MAX_WIDTH:
+        raise f.wrong(key, dim, f"{heads} heads of up to {MAX_WIDTH} numbers in all")
+    return dim
 
 
 def delta_layers(f: Fields, layers: int) -> tuple[int, ...]:

@@ -46,7 +46,11 @@ def read_rope(f: Fields, family: Family, head_dim: int) -> Rope:
     dims = head_dim
     if family.rope_partial is not None:
         key_of_dims = family.rope_dims_key
-        if key_of_dims in f.raw and merged.raw.get("partial_rotary_factor") is None:
+        if (
+            key_of_dims is not None
+            and key_of_dims in f.raw
+            and merged.raw.get("partial_rotary_factor") is None
+        ):
             dims = f.integer(key_of_dims, 2, head_dim, head_dim)
         else:
             share = merged.number("partial_rotary_factor", 0.0, 1.0, family.rope_partial)

@@ -179,27 +179,6 @@ def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator
             yield DenseTensor(at + names.shared_switch, (1, hidden), "vector", form="turned")
 
 
-def _attention(config: ModelConfig, names: Names, at: str) -> Iterator[DenseTensor]:
-    hidden = config.hidden
-    for part, width in (
-        (names.q, config.q_outputs),
-        (names.k, config.kv_width),
-        (names.v, config.kv_width),
-    ):
-        yield _matrix(f"{at}{part}.weight", width, hidden)
-        if config.qkv_bias:
-            yield _plain(f"{at}{part}.bias", width)
-    yield _matrix(f"{at}{names.o}.weight", hidden, config.q_width)
-    if config.output_bias:
-        yield _plain(f"{at}{names.o}.bias", hidden)
-    if config.sinks:
-        yield _plain(at + names.sinks, config.heads)
-    if config.qk_norm != "none":
-        per_head = config.qk_norm == "per_head"
-        yield _norm(config, at + names.q_norm, config.head_dim if per_head else config.q_width)
-        yield _norm(config, at + names.k_norm, config.head_dim if per_head else config.kv_width)
-
-
 def _delta(shape: DeltaShape, hidden: int, names: Names, at: str) -> Iterator[DenseTensor]:
     """What decides how fast a state fades and how far it moves is kept in f32, as a router is."""
     heads = shape.value_heads
