@@ -286,7 +286,7 @@ def running(
     else:
         source = Checkpoint.open(folder)
         config = read_config(source.config, str(folder))
-        plan = tensor_plan(config)
+        plan = tensor_plan(config, source.has)
         source.verify(plan)
         records = CheckpointRecords(source, plan, expert_format)
     weights = load_dense(source, config, dense_format)
