@@ -142,7 +142,7 @@ def _experts(config: ModelConfig, names: Names, layer: int) -> ExpertTensors:
     at = names.layer.format(L=layer)
     form: ExpertForm = "each"
     if names.fused:
-        form = "codes" if config.expert_codes else "fused"
+        form = "codes" if config.quantisation == "mxfp4" else "fused"
     return ExpertTensors(
         layer=layer,
         gate=at + names.expert_gate,
