@@ -48,21 +48,20 @@ class StoredMatrix:
 
     @property
     def own_format(self) -> str:
-        """The format that keeps the numbers exactly, in the fewest bytes."""
+        """The format that keeps the numbers exactly (of int4: where its scales are f16 numbers)."""
         if self.coding == "plain":
             return "bf16" if self.codes.dtype == "BF16" else "f32"
-        return "fp8" if self.coding == "fp8" else "f32"
+        return "fp8" if self.coding == "fp8" else "q8"
 
     def temporary_bytes(self, part: MatrixLayout) -> int:
         """Most bytes that `decoded` and a packing as `part` take beside what was read."""
         elements = part.rows * part.cols
         if self.codes.dtype in ("F32", "BF16"):
             return packing_bytes(part, self.codes.dtype == "BF16")
-        checked = 2 * elements if self.coding == "fp8" else 0
-        if part.format == self.own_format == "fp8":
-            return checked
-        halves = elements // 2 if self.coding == "int4" else 0
-        return max(checked, 4 * elements + max(halves, packing_bytes(part, False)))
+        coded = 0 if self.coding == "plain" else 2 * elements  # checks, or codes taken apart
+        if self.coding == "fp8" and part.format == "fp8":
+            return coded
+        return coded + 4 * elements + packing_bytes(part, False)
 
     def scale_rows(self, begin: int, end: int) -> tuple[int, int]:
         """The rows of `scales` that rows begin..end-1 need."""
@@ -89,15 +88,20 @@ class StoredMatrix:
 
 
 def _from_int4(words: npt.NDArray[Any], scales: npt.NDArray[np.float32]) -> Weights:
-    """(rows, cols / 8), (rows, cols / 32) -> f32 (rows, cols)."""
+    """(rows, cols / 8), (rows, cols / 32) -> q8's numbers, or f32 where a scale is no f16 number."""
     pairs = words.view(np.uint8)
-    numbers = np.empty((len(words), words.shape[1] * _CODES_IN_WORD), np.float32)
-    numbers[:, 0::2] = pairs & 15
-    numbers[:, 1::2] = pairs >> 4
-    numbers -= 8
-    groups = numbers.reshape(*scales.shape, GROUP)
+    values = np.empty((len(words), words.shape[1] * _CODES_IN_WORD), np.int8)
+    values[:, 0::2] = pairs & 15
+    values[:, 1::2] = pairs >> 4
+    values -= 8
+    with np.errstate(over="ignore"):  # a bf16 number may be larger than any of f16
+        narrow = scales.astype(np.float16)
+    if np.array_equal(narrow, scales):
+        return Quantised(values, narrow)
+    wide = values.astype(np.float32)
+    groups = wide.reshape(*scales.shape, GROUP)
     groups *= scales[:, :, None]
-    return numbers
+    return wide
 
 
 def find_matrix(infos: Mapping[str, TensorInfo], name: str, where: str) -> StoredMatrix | None:
