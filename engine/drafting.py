@@ -56,7 +56,7 @@ def composer_of(
         thinking=thinking,
     )
     vocab, most = tokenizer.vocab_size, options.draft_rows
-    return Composer([source], prompt.ids, vocab, most, options.guard, say)
+    return Composer([source], vocab, most, options.guard, say)
 
 
 def _tokenizer(text: TextSide) -> TextTokenizer:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import GROUP
 from diskmoe.experts.matrices import INT4_CODES, StoredMatrix, find_matrix
+from diskmoe.experts.naming import canonical_names
 from diskmoe.experts.safetensors_io import (
     FLOAT_DTYPES,
     Header,
@@ -47,7 +48,8 @@ JSON_LIMIT = 64_000_000  # bytes of config.json or an index; real ones have at m
 ROW_BLOCK_BYTES = 16 << 20  # f32 bytes of a matrix that are in memory at a time while packing
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 CODE_DTYPES = ("U8",)
-ExpertForm = Literal["each", "fused", "codes"]
+ExpertForm = Literal["each", "stacked", "fused", "codes"]
+VectorForm = Literal["plain", "plus_one", "turned"]
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
@@ -55,12 +57,14 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 class DenseTensor:
     """A tensor that stays in memory. A "matrix" is packed (and may be quantised), a "vector" is
     kept as f32 in its own shape, which may have two dimensions (a router). `mtp`: it belongs to an
-    MTP layer, which loses its acceptance below int8."""
+    MTP layer, which loses its acceptance below int8. `form`: what a vector is in memory: as stored,
+    1 + what is stored (a zero-centred norm), or with its dimensions in the opposite order."""
 
     name: str
     shape: tuple[int, ...]
     kind: Literal["matrix", "vector"]
     mtp: bool = False
+    form: VectorForm = "plain"
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,13 @@ class ExpertTensors:
 
     "each": three matrices an expert, gate, up (ffn, hidden), down (hidden, ffn), with ``{e}`` in
     the names standing for the expert's number.
-    "fused": input-major tensors of all experts. gate and up are the even and the odd columns of one
+    "stacked": tensors of all experts. gate and up are the first and the last rows of one
+    (experts, 2 * ffn, hidden); down is (experts, hidden, ffn).
+    "fused": the same, input-major. gate and up are the even and the odd columns of one
     (experts, hidden, 2 * ffn); down is (experts, ffn, hidden).
-    "codes": the same as MXFP4, output-major: the name + ``_blocks`` (experts, rows, cols / 32, 16),
-    two codes a byte, the lower one first, and ``_scales`` (experts, rows, cols / 32).
-    In the last two, biases are called the name + ``_bias``, (experts, rows).
+    "codes": as MXFP4, output-major, gate and up alternating: the name + ``_blocks`` (experts, rows,
+    cols / 32, 16), two codes a byte, the lower one first, and ``_scales`` (experts, rows, cols / 32).
+    In all but the first, biases are called the name + ``_bias``, (experts, rows).
     """
 
     layer: int
@@ -104,7 +110,7 @@ class TensorPlan:
 
     @property
     def n_tensors(self) -> int:
-        counts = {"each": 3 * self.n_experts, "fused": 2, "codes": 4}
+        counts = {"each": 3 * self.n_experts, "stacked": 2, "fused": 2, "codes": 4}
         biases = 2 if self.biased else 0
         return len(self.dense) + sum(counts[layer.form] + biases for layer in self.experts)
 
@@ -125,7 +131,9 @@ class TensorPlan:
                     yield name, shape, FLOAT_DTYPES
             return
         for name, (rows, cols) in ((layer.gate, (2 * self.ffn, self.hidden)), (layer.down, down)):
-            if layer.form == "fused":
+            if layer.form == "stacked":
+                yield name, (self.n_experts, rows, cols), FLOAT_DTYPES
+            elif layer.form == "fused":
                 yield name, (self.n_experts, cols, rows), FLOAT_DTYPES
             else:
                 groups = (self.n_experts, rows, cols // GROUP)
@@ -136,7 +144,10 @@ class TensorPlan:
 
 
 class Checkpoint:
-    """An opened model directory. Tensors are read at each call; nothing is kept."""
+    """An opened model directory. Tensors are read at each call; nothing is kept.
+
+    Their names are those of `naming.py`, whatever prefix the files put before them.
+    """
 
     def __init__(
         self, path: Path, config: dict[str, Any], infos: dict[str, TensorInfo], files: list[Header]
@@ -156,7 +167,8 @@ class Checkpoint:
             infos, files = _open_indexed(path)
         else:
             infos, files = _open_unindexed(path)
-        return cls(path, config, infos, files)
+        names = canonical_names(infos, path)
+        return cls(path, config, {name: infos[stored] for name, stored in names.items()}, files)
 
     @property
     def names(self) -> list[str]:

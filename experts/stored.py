@@ -38,6 +38,7 @@ class StoredExperts:
         self._checkpoint = checkpoint
         self._tensors = tensors
         self._biased = plan.biased
+        self._ffn = plan.ffn
         if tensors.form == "codes" and (plan.hidden % GROUP or plan.ffn % GROUP):
             raise BadModel(
                 f"{checkpoint.path}: experts of {plan.ffn} x {plan.hidden} have no whole groups of "
@@ -62,7 +63,11 @@ class StoredExperts:
         gate, up, down = self._tensors.names(expert)
         if self._tensors.form == "each":
             return [(name, [slice(None)]) for name in (gate, up, down)]
-        return [(gate, [slice(0, None, 2), slice(1, None, 2)]), (down, [slice(None)])]
+        if self._tensors.form == "stacked":
+            both = [slice(0, self._ffn), slice(self._ffn, None)]
+        else:
+            both = [slice(0, None, 2), slice(1, None, 2)]
+        return [(gate, both), (down, [slice(None)])]
 
     def _of(self, name: str, expert: int) -> list[TensorInfo]:
         """The expert's own part of a tensor: its numbers, or codes and scales."""
@@ -103,8 +108,9 @@ class StoredExperts:
         most = max(packing_bytes(part, dtype == "BF16") for dtype in dtypes)
         if "F16" in dtypes:
             most += 4 * elements  # its f32 copy
-        # turned to output-major
-        return most + (2 if part.format == "bf16" and dtypes == {"BF16"} else 4) * elements
+        if self._tensors.form == "fused":  # turned to output-major
+            most += (2 if part.format == "bf16" and dtypes == {"BF16"} else 4) * elements
+        return most
 
     def load(
         self, expert: int, buffer: Bytes, read: Read, layout: RecordLayout, record: Bytes
@@ -147,5 +153,5 @@ class StoredExperts:
             np.bitwise_and(blocks, 15, out=codes[..., 0::2])
             np.right_shift(blocks, 4, out=codes[..., 1::2])
             return Quantised(codes.reshape(rows, -1), scales)
-        numbers = stored[0].T[cut]
+        numbers = (stored[0].T if self._tensors.form == "fused" else stored[0])[cut]
         return numbers.view(np.uint16) if dtype == "BF16" else as_f32(numbers, dtype)

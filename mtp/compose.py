@@ -3,7 +3,7 @@
 The one rule: the accounts are kept token by token, as tokens are emitted, so they add up wherever a
 text ends: judged = accepted + wrong, and emitted = accepted + what the model picked itself.
 
-    composer = Composer([source], prompt, vocab_size)
+    composer = Composer([source], vocab_size, most=24)
     drafts = composer.propose(room)
     for token in verified:              # what the forward over these drafts was good for
         composer.emitted(token)
@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 
 from diskmoe.mtp.guard import PAUSE, WINDOW, Guard
-from diskmoe.mtp.source import DraftSource
+from diskmoe.mtp.source import Draft, DraftSource
 
 
 @dataclass
@@ -52,7 +54,6 @@ class Composer:
     def __init__(
         self,
         sources: Sequence[DraftSource],
-        prompt: Sequence[int],
         vocab_size: int,
         most: int,
         guard: bool = True,
@@ -61,7 +62,6 @@ class Composer:
         """most: drafts of a forward. guard: whether sources that are mostly wrong go off. say: gets
         one line when one does."""
         self._entries = [_Entry(source) for source in sources]
-        self._history = list(prompt)
         self._vocab_size = vocab_size
         self._most = most
         self._guard = guard
@@ -74,7 +74,7 @@ class Composer:
         """By the name of the source."""
         return {entry.source.name: entry.account for entry in self._entries}
 
-    def propose(self, room: int) -> list[int]:
+    def propose(self, room: int) -> list[Draft]:
         """Drafts for the next forward, at most `room`."""
         self._open.clear()
         for entry in self._entries:
@@ -83,20 +83,23 @@ class Composer:
                 allowed = entry.guard.allowed(allowed)
             if allowed <= 0:
                 continue
-            drafts = self._usable(entry.source.propose(self._history, allowed)[:allowed])
+            drafts = self._asked(entry.source, allowed)
             if drafts:
                 entry.account.proposed += len(drafts)
                 self._author = entry
-                self._open.extend(drafts)
+                self._open.extend(draft.token for draft in drafts)
                 return drafts
         return []
 
-    def _usable(self, drafts: Sequence[int]) -> list[int]:
+    def _asked(self, source: DraftSource, most: int) -> list[Draft]:
         """Drafts up to the first that is no id of the model."""
-        for place, token in enumerate(drafts):
-            if not 0 <= token < self._vocab_size:
-                return list(drafts[:place])
-        return list(drafts)
+        found: list[Draft] = []
+        with closing(source.drafts([])) as drafts:
+            for draft in islice(drafts, most):
+                if not 0 <= draft.token < self._vocab_size:
+                    break
+                found.append(draft)
+        return found
 
     def emitted(self, token: int) -> bool:
         """The text went on by this token; True when a draft had it right."""
@@ -104,7 +107,6 @@ class Composer:
         if self._open:
             right = self._open.popleft() == token
             self._judge(right)
-        self._history.append(token)
         for entry in self._entries:
             entry.guard.emitted()
             entry.source.observe([token])

@@ -45,7 +45,25 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# layers 0 and 2 have a delta rule, layer 1 has attention
+_HYBRID: dict[str, Any] = {
+    "head_dim": 32,
+    "num_experts": 8,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.25,
+}
 _FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_next": {**_HYBRID, "norm_topk_prob": True, "intermediate_size": 96},
+    "qwen3_5_moe": _HYBRID,
+    "qwen3_5_moe_text": _HYBRID,
     "qwen3_moe": {
         "head_dim": 32,
         "num_experts": 8,
@@ -89,6 +107,23 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "swiglu_limit": 0.5,
     },
     "mixtral": {"num_local_experts": 8, "intermediate_size": 48, "rope_theta": 1e6},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "moe_intermediate_size": 48,
+        "intermediate_size": 96,
+        "shared_expert_intermediate_size": 40,
+        "norm_topk_prob": False,
+        "rope_theta": 1e6,
+        "attention_bias": None,
+    },
+    "granitemoe": {
+        "num_local_experts": 8,
+        "intermediate_size": 48,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 6.0,
+    },
     "minimax_m2": {
         "head_dim": 32,
         "rotary_dim": 16,
@@ -102,12 +137,17 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 def tiny_config(family: str, **changes: Any) -> dict[str, Any]:
     """A config.json of a tiny model; ``key=None`` takes a key away."""
     merged = {"model_type": family, **_COMMON, **_FAMILIES[family], **changes}
-    return {key: value for key, value in merged.items() if value is not None}
+    config = {key: value for key, value in merged.items() if value is not None}
+    if family == "qwen3_5_moe":
+        return {"model_type": family, "text_config": config | {"model_type": f"{family}_text"}}
+    return config
 
 
 def random_tensors(config: dict[str, Any], seed: int, mtp: bool = False) -> Tensors:
     """Every tensor of the model, f32: matrices N(0, 0.08), norms about 1, biases about 0."""
-    plan = tensor_plan(read_config(config, "tiny"), (lambda name: True) if mtp else None)
+    plan = tensor_plan(
+        read_config(config, "tiny"), (lambda name: "experts" not in name) if mtp else None
+    )
     rng = np.random.default_rng(seed)
 
     def draw(shape: tuple[int, ...], spread: float, centre: float = 0.0):

@@ -14,6 +14,7 @@ import numpy as np
 from diskmoe.engine.kernels.attention import ATTEND
 from diskmoe.engine.kernels.basic import NORM, rms_norm, rope_tables
 from diskmoe.engine.kernels.experts import COMBINE, DOWN, GATE_UP, expert_ffn
+from diskmoe.engine.kernels.gates import OPEN, SPLIT, SWITCH
 from diskmoe.engine.kernels.heads import HEADS
 from diskmoe.engine.kernels.matmul import MULTIPLY, PREPARE, Matrix, matmul, take_rows
 from diskmoe.engine.kernels.products import tile_kernel
@@ -23,7 +24,20 @@ from diskmoe.engine.kernels.workers import Workers, ready_pool
 from diskmoe.experts.tiles import matrix_layout, record_layout
 
 # in falling order of cost, so that two processes end at about the same time
-PHASES = (ATTEND, HEADS, ROUTE, PREPARE, GATE_UP, DOWN, MULTIPLY, COMBINE, NORM)
+PHASES = (
+    ATTEND,
+    HEADS,
+    ROUTE,
+    PREPARE,
+    GATE_UP,
+    DOWN,
+    MULTIPLY,
+    COMBINE,
+    NORM,
+    OPEN,
+    SWITCH,
+    SPLIT,
+)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import numpy as np
 
 from diskmoe.engine.kernels.attention import AttendShape, add_attend
 from diskmoe.engine.kernels.basic import add_norm, rope_tables
+from diskmoe.engine.kernels.gates import add_open, add_split
 from diskmoe.engine.kernels.heads import HeadShape, add_heads
 from diskmoe.engine.kernels.matmul import Product, add_products
 from diskmoe.engine.kernels.products import KIND
@@ -46,7 +47,7 @@ class Attention:
         The rows' keys and values are written above ``kv.length``, which stays as it is.
         """
         config, n = self._config, builder.n
-        q = builder.rows("attention.q", config.q_width)
+        q = wide = builder.rows("attention.q", config.q_outputs)
         k = builder.rows("attention.k", config.kv_width)
         v = builder.rows("attention.v", config.kv_width)
         parts = ((weights.q, q), (weights.k, k), (weights.v, v))
@@ -57,6 +58,9 @@ class Attention:
             for projection, out in parts
         ]
         add_products(builder, products, n)
+        if config.q_gate:
+            q = builder.rows("attention.queries", config.q_width)
+            add_split(builder, n, config.heads, config.head_dim, wide, q)
         head_norms = None
         if weights.q_norm is not None and weights.k_norm is not None:
             if config.qk_norm == "per_head":
@@ -100,6 +104,8 @@ class Attention:
             self._threads,
             0 if weights.sinks is None else address_of_array(weights.sinks),
         )
+        if config.q_gate:
+            add_open(builder, n, config.heads, config.head_dim, wide, mixed)
         kind = weights.o.matrix.kind
         inputs = builder.prepared("attention.mixed", mixed, config.q_width, [kind])
         add_products(
@@ -117,7 +123,9 @@ def attention_scratch_bytes(
 ) -> int:
     """Bytes of rope tables and working arrays for chunks of up to ``n`` rows."""
     kinds = [KIND[name] for name in formats]
-    rows = 2 * padded(config.q_width) + 2 * padded(config.kv_width)
+    rows = padded(config.q_outputs) + padded(config.q_width) + 2 * padded(config.kv_width)
+    if config.q_gate:
+        rows += padded(config.q_width)
     prepared = preparation_bytes(n, config.hidden, kinds)
     prepared += preparation_bytes(n, config.q_width, kinds)
     return 4 * (positions * config.rope_dims + n * rows) + prepared

@@ -6,24 +6,27 @@ rope, an unknown quantisation) is refused by name. The one rule: a value that ch
 either used or refused, never ignored.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from diskmoe.engine.model.delta_config import DeltaShape, delta_layers, delta_shape, text_half
 from diskmoe.engine.model.families import FAMILIES, Family, QkNorm, RopeLayout, Score
+from diskmoe.engine.model.fields import (
+    MAX_CONTEXT,
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_LAYERS,
+    MAX_STOP_IDS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Fields,
+)
 from diskmoe.engine.model.quantisation import quantisation_of
 from diskmoe.engine.model.rope import Yarn, yarn_magnitude
 from diskmoe.experts.errors import BadModel
-
-MAX_HIDDEN = 65_536
-MAX_LAYERS = 1_024
-MAX_EXPERTS = 4_096
-MAX_VOCAB = 2_000_000
-MAX_HEADS = 4_096
-MAX_HEAD_DIM = 4_096
-MAX_WIDTH = 1_048_576  # of a projection or an FFN
-MAX_CONTEXT = 1 << 31
-MAX_STOP_IDS = 64
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
@@ -39,6 +42,7 @@ class ModelConfig:
     layers: int
     context: int  # positions the model was trained for
     norm_epsilon: float
+    zero_centred: bool  # norms are x * (1 + weight), but those within delta layers
     tied: bool  # the head is the embedding matrix
     embedding_scale: float  # of its rows as they enter the first layer
     logit_scale: float
@@ -57,6 +61,10 @@ class ModelConfig:
     sinks: bool
     windows: tuple[int, ...]  # by layer: keys that a row sees, 0 for all; (): all, in all layers
     attention_scale: float  # of the dots of queries and keys
+    q_gate: bool  # q has a gate per output behind the queries of each head
+    # layers with a delta rule in place of attention
+    delta: DeltaShape | None
+    delta_layers: tuple[int, ...]  # ascending
     # router
     experts: int
     top_k: int
@@ -70,6 +78,7 @@ class ModelConfig:
     # feed-forward
     expert_width: int
     shared_width: int  # 0: no shared expert
+    shared_gated: bool  # its result times sigmoid of a row's own number
     dense_width: int  # of the layers without experts; 0 when there are none
     moe_layers: tuple[int, ...]  # ascending
     expert_bias: bool
@@ -83,7 +92,13 @@ class ModelConfig:
 
     @property
     def q_width(self) -> int:
+        """Of the queries, and of what attention gives."""
         return self.heads * self.head_dim
+
+    @property
+    def q_outputs(self) -> int:
+        """Rows of the matrix of queries."""
+        return self.q_width * (2 if self.q_gate else 1)
 
     @property
     def kv_width(self) -> int:
@@ -92,58 +107,6 @@ class ModelConfig:
     def window(self, layer: int) -> int:
         """How many keys a row of a layer sees, its own among them; 0: all."""
         return self.windows[layer] if layer < len(self.windows) else 0
-
-
-class _Fields:
-    """Typed, bounded access to a parsed config.json. Every complaint names key, value, allowed."""
-
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
-        self.raw = raw
-        self.where = where
-
-    def find(self, keys: Sequence[str]) -> tuple[str, Any]:
-        """The first of ``keys`` that is there and not null, else (first key, None)."""
-        for key in keys:
-            if self.raw.get(key) is not None:
-                return key, self.raw[key]
-        return keys[0], None
-
-    def wrong(self, key: str, value: object, allowed: str) -> BadModel:
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        return BadModel(f"{self.where}: {key} is {shown}, allowed: {allowed}")
-
-    def integer(self, keys: str | Sequence[str], low: int, high: int, default: int | None) -> int:
-        key, value = self.find((keys,) if isinstance(keys, str) else keys)
-        if value is None:
-            if default is None:
-                raise BadModel(
-                    f"{self.where}: {key} is missing, expected a whole number {low} to {high}"
-                )
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.wrong(key, value, f"a whole number {low} to {high}")
-        return value
-
-    def number(self, key: str, low: float, high: float, default: float | None) -> float:
-        value = self.raw.get(key)
-        if value is None:
-            if default is None:
-                raise BadModel(f"{self.where}: {key} is missing, expected {low:g} to {high:g}")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(key, value, f"a number {low:g} to {high:g}")
-        if not low <= value <= high:  # false for NaN too
-            raise self.wrong(key, value, f"a number {low:g} to {high:g}")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.wrong(key, value, "true or false")
-        return value
 
 
 def family_of(raw: Mapping[str, Any], where: str) -> str:
@@ -168,7 +131,8 @@ def read_config(raw: object, where: str) -> ModelConfig:
         raise BadModel(f"{where}: expected a JSON object, found {type(raw).__name__}")
     name = family_of(raw, where)
     family = FAMILIES[name]
-    f = _Fields(raw, where)
+    raw = text_half(raw, Fields(raw, where))
+    f = Fields(raw, where)
     _refuse_unsupported(f, family)
 
     hidden = f.integer("hidden_size", 1, MAX_HIDDEN, None)
@@ -190,11 +154,14 @@ def read_config(raw: object, where: str) -> ModelConfig:
         raise f.wrong("num_experts_per_tok", top_k, f"at most the {experts} experts there are")
     groups, top_groups = _groups(f, family, experts, top_k)
     expert_width = f.integer(family.expert_width_key, 1, MAX_WIDTH, None)
-    shared = 0
-    if family.shared_count_key is not None:
+    shared_width = 0
+    if family.shared_width_key is not None:
+        shared_width = f.integer(family.shared_width_key, 1, MAX_WIDTH, None)
+    elif family.shared_count_key is not None:
         shared = f.integer(family.shared_count_key, 0, 1024, family.shared_count_default)
-    if shared * expert_width > MAX_WIDTH:
-        raise f.wrong(str(family.shared_count_key), shared, f"a total width up to {MAX_WIDTH}")
+        shared_width = shared * expert_width
+        if shared_width > MAX_WIDTH:
+            raise f.wrong(family.shared_count_key, shared, f"a total width up to {MAX_WIDTH}")
     moe_layers = _moe_layers(f, family, layers)
     dense_width = 0
     if len(moe_layers) < layers:
@@ -214,6 +181,7 @@ def read_config(raw: object, where: str) -> ModelConfig:
         context=f.integer("max_position_embeddings", 1, MAX_CONTEXT, MAX_CONTEXT),
         norm_epsilon=f.number("rms_norm_eps", 0.0, 1.0, family.norm_epsilon_default)
         / scales.residual**2,
+        zero_centred=family.zero_centred,
         tied=f.flag("tie_word_embeddings", False),
         embedding_scale=scales.embedding / scales.residual,
         logit_scale=scales.logits,
@@ -231,6 +199,9 @@ def read_config(raw: object, where: str) -> ModelConfig:
         sinks=family.sinks,
         windows=_windows(f, family, layers),
         attention_scale=scales.attention,
+        q_gate=family.q_gate,
+        delta=delta_shape(f) if family.delta else None,
+        delta_layers=delta_layers(f, layers) if family.delta else (),
         experts=experts,
         top_k=top_k,
         score=family.score,
@@ -238,17 +209,18 @@ def read_config(raw: object, where: str) -> ModelConfig:
         correction_bias=family.correction_bias,
         groups=groups,
         top_groups=top_groups,
-        renorm=f.flag("norm_topk_prob", family.renorm_default),
+        renorm=family.renorm_key is None or f.flag(family.renorm_key, family.renorm_default),
         routed_scale=1.0 if family.scale_key is None else f.number(family.scale_key, 0, 1e6, 1.0),
         expert_width=expert_width,
-        shared_width=shared * expert_width,
+        shared_width=shared_width,
+        shared_gated=family.shared_gated,
         dense_width=dense_width,
         moe_layers=moe_layers,
         expert_bias=family.expert_bias,
         quantisation=quantisation_of(raw, family.names.fused, where),
         swiglu_limit=f.number("swiglu_limit", 1e-6, 1e6, 7.0) if family.clamped else None,
         swiglu_alpha=f.number("swiglu_alpha", -1e6, 1e6, 1.702) if family.clamped else 1.0,
-        mtp_layers=0 if family.mtp == "none" else f.integer(_MTP_LAYERS, 0, 16, 0),
+        mtp_layers=_mtp_layers(f, family),
         eos_ids=_ids(f, "eos_token_id"),
         bos_id=next(iter(_ids(f, "bos_token_id")), None),
     )
@@ -267,7 +239,7 @@ class _Scales(NamedTuple):
     logits: float
 
 
-def _scales(f: _Fields, family: Family, head_dim: int) -> _Scales:
+def _scales(f: Fields, family: Family, head_dim: int) -> _Scales:
     if not family.multipliers:
         return _Scales(1.0, 1.0, head_dim**-0.5, 1.0)
     return _Scales(
@@ -278,7 +250,7 @@ def _scales(f: _Fields, family: Family, head_dim: int) -> _Scales:
     )
 
 
-def _refuse_unsupported(f: _Fields, family: Family) -> None:
+def _refuse_unsupported(f: Fields, family: Family) -> None:
     for key, only in family.fixed:
         if f.raw.get(key, only) != only:
             raise f.wrong(key, f.raw[key], repr(only))
@@ -291,7 +263,7 @@ def _refuse_unsupported(f: _Fields, family: Family) -> None:
         )
 
 
-def _rope(f: _Fields, family: Family, head_dim: int) -> tuple[float, int, Yarn | None]:
+def _rope(f: Fields, family: Family, head_dim: int) -> tuple[float, int, Yarn | None]:
     """(theta, dims that turn, yarn) from the old keys or from the ``rope_parameters`` dict of 5.x.
 
     Where both forms say something, the dict wins over the plain keys and ``rope_scaling`` over
@@ -312,13 +284,13 @@ def _rope(f: _Fields, family: Family, head_dim: int) -> tuple[float, int, Yarn |
             f"{f.where}: rope scaling {str(kind)[:40]!r} is not supported, only plain rope"
             f" (rope_type 'default') and 'yarn'; see {key}"
         )
-    merged = _Fields({**f.raw, **{k: v for k, v in value.items() if v is not None}}, f.where)
+    merged = Fields({**f.raw, **{k: v for k, v in value.items() if v is not None}}, f.where)
     theta = merged.number("rope_theta", 1.0, 1e12, family.theta_default)
     dims = head_dim
     if family.rope_partial is not None:
-        key_of_dims = family.rope_dims_key
-        if key_of_dims in f.raw and merged.raw.get("partial_rotary_factor") is None:
-            dims = f.integer(key_of_dims, 2, head_dim, head_dim)
+        given = merged.raw.get("partial_rotary_factor") is not None
+        if family.rope_dims_key is not None and family.rope_dims_key in f.raw and not given:
+            dims = f.integer(family.rope_dims_key, 2, head_dim, head_dim)
         else:
             share = merged.number("partial_rotary_factor", 0.0, 1.0, family.rope_partial)
             dims = int(head_dim * share)
@@ -327,7 +299,7 @@ def _rope(f: _Fields, family: Family, head_dim: int) -> tuple[float, int, Yarn |
     return theta, dims, _yarn(merged, key) if kind == "yarn" else None
 
 
-def _yarn(f: _Fields, key: str) -> Yarn:
+def _yarn(f: Fields, key: str) -> Yarn:
     """The keys of a rope_scaling with rope_type yarn."""
     for name in ("mscale", "mscale_all_dim"):
         if f.raw.get(name) is not None:
@@ -346,7 +318,7 @@ def _yarn(f: _Fields, key: str) -> Yarn:
     )
 
 
-def _windows(f: _Fields, family: Family, layers: int) -> tuple[int, ...]:
+def _windows(f: Fields, family: Family, layers: int) -> tuple[int, ...]:
     """By layer: how many keys a row sees, 0 for all. Listed layers are by default every other one,
     from the first."""
     if family.windows == "none":
@@ -368,7 +340,7 @@ def _windows(f: _Fields, family: Family, layers: int) -> tuple[int, ...]:
     return tuple(window if kind == kinds[0] else 0 for kind in listed)
 
 
-def _groups(f: _Fields, family: Family, experts: int, top_k: int) -> tuple[int, int]:
+def _groups(f: Fields, family: Family, experts: int, top_k: int) -> tuple[int, int]:
     if not family.grouped:
         return 1, 1
     groups = f.integer("n_group", 1, experts, 1)
@@ -383,7 +355,7 @@ def _groups(f: _Fields, family: Family, experts: int, top_k: int) -> tuple[int, 
     return groups, top_groups
 
 
-def _moe_layers(f: _Fields, family: Family, layers: int) -> tuple[int, ...]:
+def _moe_layers(f: Fields, family: Family, layers: int) -> tuple[int, ...]:
     if family.dense_rule == "first_k":
         first = f.integer("first_k_dense_replace", 0, MAX_LAYERS, 1)
         found = tuple(range(min(first, layers), layers))
@@ -404,7 +376,15 @@ def _moe_layers(f: _Fields, family: Family, layers: int) -> tuple[int, ...]:
     return found
 
 
-def _ids(f: _Fields, key: str) -> tuple[int, ...]:
+def _mtp_layers(f: Fields, family: Family) -> int:
+    if family.mtp == "none":
+        return 0
+    if family.mtp == "own_layers":  # not all configs tell; of several the first one is used
+        return min(1, f.integer("mtp_num_hidden_layers", 0, 16, 1))
+    return f.integer(_MTP_LAYERS, 0, 16, 0)
+
+
+def _ids(f: Fields, key: str) -> tuple[int, ...]:
     """Token ids given as a number or a list of numbers; ids that cannot occur are dropped."""
     value = f.raw.get(key)
     if value is None:

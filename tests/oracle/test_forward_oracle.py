@@ -92,6 +92,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral-window": ("mixtral", {"sliding_window": 5, "num_experts_per_tok": 2, "head_dim": 32}),
     "minimax-m2": ("minimax_m2", {}),
     "minimax-m2-whole-rope": ("minimax_m2", {"rotary_dim": None, "num_experts_per_tok": 8}),
+    "qwen2": ("qwen2_moe", {}),
+    "qwen2-renorm-no-bias-dense-layer": (
+        "qwen2_moe",
+        {
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "mlp_only_layers": [1],
+            "num_key_value_heads": 4,
+            "shared_expert_intermediate_size": 112,
+        },
+    ),
+    "granite": ("granitemoe", {}),
+    "granite-tied-bias": (
+        "granitemoe",
+        {
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "num_experts_per_tok": 8,
+            "residual_multiplier": 1.7,
+        },
+    ),
     "qwen3-yarn": (
         "qwen3_moe",
         {
@@ -103,6 +124,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+
+SIMPLE = ["mixtral", "minimax-m2", "qwen2", "granite-tied-bias"]
 
 
 def settings_of(case: str) -> tuple[str, dict[str, Any]]:
@@ -142,7 +166,7 @@ def test_logits_and_greedy_tokens_equal_transformers(random_model, case, dtype):
     assert greedy(made.folder, PROMPT, TOKENS, False, slots=1, threads=2) == made.expected
 
 
-@pytest.mark.parametrize("case", ["qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss"])
+@pytest.mark.parametrize("case", ["qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss", *SIMPLE])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_converted_model_in_its_own_precision_equals_transformers(random_model, case, dtype):
     family, settings = settings_of(case)

@@ -215,6 +215,33 @@ def test_minimax_turns_the_dims_of_rotary_dim_unless_a_share_is_given():
     assert "rotary_dim is 33" in complaint(tiny_config("minimax_m2", rotary_dim=33))
 
 
+def test_qwen2_has_biases_of_its_own_switch_and_a_shared_expert_of_its_own_width():
+    config = read_config(tiny_config("qwen2_moe"), "x")
+    assert config.qkv_bias and not config.output_bias and not config.renorm
+    assert (config.shared_width, config.shared_gated) == (40, True)
+    assert not read_config(tiny_config("qwen2_moe", qkv_bias=False), "x").qkv_bias
+    missing = complaint(tiny_config("qwen2_moe", shared_expert_intermediate_size=None))
+    assert "shared_expert_intermediate_size" in missing
+
+
+def test_granite_holds_the_hidden_state_divided_by_the_residual_multiplier():
+    changes = {"embedding_multiplier": 12, "residual_multiplier": 0.5, "rms_norm_eps": 1e-5}
+    config = read_config(tiny_config("granitemoe", **changes), "x")
+    assert (config.embedding_scale, config.norm_epsilon) == (24, 4e-5)
+    assert (config.attention_scale, config.logit_scale) == (0.1, 1 / 6)
+    plain = read_config(tiny_config("qwen3_moe", **changes), "x")
+    assert (plain.embedding_scale, plain.logit_scale, plain.attention_scale) == (1, 1, 32**-0.5)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), "1"])
+@pytest.mark.parametrize(
+    "key",
+    ["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"],
+)
+def test_a_multiplier_that_cannot_be_is_refused(key, value):
+    assert key in complaint(tiny_config("granitemoe", **{key: value}))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "only"),
     [
