@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from diskmoe.engine.errors import BadModel, BadRequest, OutOfBudget
@@ -17,7 +18,7 @@ from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
-from diskmoe.engine.model.weights import dense_bytes, loader_bytes
+from diskmoe.engine.model.weights import dense_bytes, loader_bytes, matrix_formats
 from diskmoe.engine.stats import peak_rss_bytes
 from diskmoe.engine.warmup import ready_kernels
 from diskmoe.experts.ahead import AHEAD_SLOTS
@@ -157,10 +158,11 @@ class Opened:
         """How experts are read, and why so."""
         return self.records.io_mode
 
-    @property
+    @cached_property
     def dense_formats(self) -> tuple[str, ...]:
-        """The formats of dense weights; the router is f32 always."""
-        return ("f32", self.dense_format or "bf16")
+        """The formats of dense weights, that of most bytes last; the router is f32 always."""
+        found = matrix_formats(self.source, self.config, self.dense_format)
+        return ("f32", *(fmt for fmt in found if fmt != "f32"))
 
     @property
     def kernel_formats(self) -> tuple[str, ...]:

@@ -127,6 +127,27 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 6,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 64,
+            "shared_expert_intermediate_size": 40,
+            "rope_theta": 1e6,
+        },
+    ),
+    "granitemoe": (
+        "granitemoe",
+        {
+            "num_local_experts": 6,
+            "intermediate_size": 32,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 0.5,
+        },
+    ),
     "mixtral": (
         "mixtral",
         {"num_local_experts": 6, "intermediate_size": 32, "rope_theta": 1e6, "sliding_window": 5},

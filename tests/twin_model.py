@@ -172,6 +172,10 @@ class Twin:
     def _expert(self, at: str, expert: int) -> tuple[list[Floats], tuple[Floats, ...]]:
         """(gate, up and down, their biases) of an expert, however the checkpoint has them."""
         names = self.names
+        if at + names.stacked_gate_up in self.tensors:
+            both = self.tensors[at + names.stacked_gate_up][expert]
+            width = self.config.expert_width
+            return [both[:width], both[width:], self.tensors[at + names.stacked_down][expert]], ()
         if not names.fused:
             parts = (names.expert_gate, names.expert_up, names.expert_down)
             return [self.tensors[at + part.replace("{e}", str(expert))] for part in parts], ()
@@ -209,5 +213,9 @@ class Twin:
                 out[i] += np.float32(weight) * y[0]
         if config.shared_width:
             parts = (names.shared_gate, names.shared_up, names.shared_down)
-            out += self._ffn(x, [self.tensors[at + part] for part in parts], self.dense_format)
+            shared = self._ffn(x, [self.tensors[at + part] for part in parts], self.dense_format)
+            if config.shared_gated:
+                switch = naive.matmul(x, self.tensors[at + names.shared_switch])
+                shared = (shared * naive.sigmoid(switch)).astype(np.float32)
+            out += shared
         return out

@@ -33,6 +33,7 @@ from diskmoe.engine.model.fields import (
     Fields,
 )
 from diskmoe.engine.model.latent_config import LatentShape, read_latent
+from diskmoe.engine.model.quantisation import quantisation_of
 from diskmoe.engine.model.rope import Yarn
 from diskmoe.engine.model.rope_config import read_rope
 from diskmoe.engine.model.scale_config import read_scales
@@ -94,7 +95,7 @@ class ModelConfig:
     dense_width: int  # of the layers without experts; 0 when there are none
     moe_layers: tuple[int, ...]  # ascending
     expert_bias: bool
-    expert_codes: bool  # the checkpoint has its experts as MXFP4 codes
+    quantisation: str | None  # of the checkpoint: fp8, int4, mxfp4 (experts only), None
     swiglu_limit: float | None  # None: silu(gate) * up; else see kernels.ffn_shape.Swiglu
     swiglu_alpha: float
     # rest
@@ -239,7 +240,7 @@ def read_config(raw: object, where: str) -> ModelConfig:
         dense_width=dense_width,
         moe_layers=moe_layers,
         expert_bias=family.expert_bias,
-        expert_codes=f.raw.get("quantization_config") is not None,
+        quantisation=quantisation_of(raw, family.names.fused, where),
         swiglu_limit=f.number("swiglu_limit", 1e-6, 1e6, 7.0) if family.clamped else None,
         swiglu_alpha=f.number("swiglu_alpha", -1e6, 1e6, 1.702) if family.clamped else 1.0,
         mtp_layers=_mtp_layers(f, family),
@@ -277,15 +278,6 @@ def _refuse_unsupported(f: Fields, family: Family) -> None:
     if family.window_key is not None and f.flag(family.window_key, False):
         raise BadModel(
             f"{f.where}: {family.window_key} is true, but sliding windows are not supported"
-        )
-    quantised = f.raw.get("quantization_config")
-    if quantised is not None:
-        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
-        if method == "mxfp4" and family.names.fused:
-            return
-        raise BadModel(
-            f"{f.where}: the weights are quantised already (quantization_config:"
-            f" {str(method)[:40]}), use the bf16, f16 or f32 checkpoint of the model"
         )
 
 

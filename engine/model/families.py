@@ -70,6 +70,7 @@ class Names:
     expert_up: str = "mlp.experts.{e}.up_proj.weight"
     expert_down: str = "mlp.experts.{e}.down_proj.weight"
     # where the files have them instead: all experts, one behind the other
+    only_stacked: bool = False  # they never have a matrix for each
     stacked_gate_up: str = "mlp.experts.gate_up_proj"
     stacked_down: str = "mlp.experts.down_proj"
     shared_gate: str = "mlp.shared_experts.gate_proj.weight"
@@ -198,10 +199,13 @@ _SPARSE_BLOCK = Names(
     expert_up="block_sparse_moe.experts.{e}.w3.weight",
     expert_down="block_sparse_moe.experts.{e}.w2.weight",
 )
-_HYBRID_NAMES = Names(
+_SHARED_EXPERT = Names(
     shared_gate="mlp.shared_expert.gate_proj.weight",
     shared_up="mlp.shared_expert.up_proj.weight",
     shared_down="mlp.shared_expert.down_proj.weight",
+)
+_HYBRID_NAMES = replace(
+    _SHARED_EXPERT,
     mtp_layer="mtp.layers.{M}.",
     mtp_embedding_norm="mtp.pre_fc_norm_embedding.weight",
     mtp_hidden_norm="mtp.pre_fc_norm_hidden.weight",
@@ -303,6 +307,27 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             score="sigmoid",
             correction_bias=True,
             renorm_key=None,
+            expert_width_key="intermediate_size",
+        ),
+        "qwen2_moe": Family(
+            names=_SHARED_EXPERT,
+            bias_key="qkv_bias",
+            bias_default=True,
+            window_key="use_sliding_window",
+            dense_rule="sparse_step",
+            shared_width_key="shared_expert_intermediate_size",
+            shared_gated=True,
+        ),
+        "granitemoe": Family(
+            names=Names(
+                router="block_sparse_moe.router.layer.weight",
+                only_stacked=True,
+                stacked_gate_up="block_sparse_moe.input_linear.weight",
+                stacked_down="block_sparse_moe.output_linear.weight",
+            ),
+            multipliers=True,
+            output_bias=True,
+            renorm_key=None,  # the softmax is over the chosen: the same numbers
             expert_width_key="intermediate_size",
         ),
         "qwen3_next": replace(

@@ -205,8 +205,8 @@ def _experts(
     form: ExpertForm = "each"
     gate, up, down = names.expert_gate, names.expert_up, names.expert_down
     if names.fused:
-        form = "codes" if config.expert_codes else "fused"
-    elif has is not None and has(at + names.stacked_gate_up):
+        form = "codes" if config.quantisation == "mxfp4" else "fused"
+    elif names.only_stacked or (has is not None and has(at + names.stacked_gate_up)):
         form = "stacked"
         gate, up, down = names.stacked_gate_up, names.stacked_gate_up, names.stacked_down
     return ExpertTensors(layer, at + gate, at + up, at + down, form=form)

@@ -8,6 +8,7 @@ matrix. An embedding that is no head too stays on disk (``embedding.py``).
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -292,6 +293,18 @@ def dense_bytes(
 ) -> int:
     """What ``load_dense(...).nbytes`` will be; nothing but headers is looked at."""
     return _total(_places(source, config, dense_format))
+
+
+def matrix_formats(
+    source: Checkpoint | Container, config: ModelConfig, dense_format: str | None = None
+) -> tuple[str, ...]:
+    """The formats that dense matrices will have, the one of most bytes last."""
+    nbytes = Counter[str]()
+    for tensor in tensor_plan(config).dense:
+        if tensor.kind == "matrix":
+            layout = _matrix_layout(source, tensor, dense_format)
+            nbytes[layout.format] += layout.nbytes
+    return tuple(fmt for fmt, _ in reversed(nbytes.most_common()))
 
 
 def loader_bytes(source: Checkpoint | Container, config: ModelConfig) -> int:

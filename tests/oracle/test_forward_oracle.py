@@ -5,7 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import random_tensors, running, tiny_config, with_codes, write_checkpoint
+from tiny_model import (
+    random_tensors,
+    running,
+    tiny_config,
+    with_codes,
+    with_fp8,
+    write_checkpoint,
+)
 
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.forward import Transformer
@@ -133,6 +140,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4-lite": ("glm4_moe_lite", {}),
+    "qwen2": ("qwen2_moe", {}),
+    "qwen2-renorm-no-bias-dense-layer": (
+        "qwen2_moe",
+        {
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "mlp_only_layers": [1],
+            "num_key_value_heads": 4,
+            "shared_expert_intermediate_size": 112,
+        },
+    ),
+    "granite": ("granitemoe", {}),
+    "granite-tied-bias": (
+        "granitemoe",
+        {
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "num_experts_per_tok": 8,
+            "residual_multiplier": 1.7,
+        },
+    ),
     "qwen3-yarn": (
         "qwen3_moe",
         {
@@ -144,6 +172,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+
+SIMPLE = ["mixtral", "minimax-m2", "qwen2", "granite-tied-bias"]
 
 
 def settings_of(case: str) -> tuple[str, dict[str, Any]]:
@@ -185,7 +216,7 @@ def test_logits_and_greedy_tokens_equal_transformers(random_model, case, dtype):
 
 CONVERTED = [
     *("qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss"),
-    *("deepseek-v2-lite", "deepseek-v2-groups", "deepseek-v3", "glm4-lite"),
+    *("deepseek-v2-lite", "deepseek-v2-groups", "deepseek-v3", "glm4-lite", *SIMPLE),
 ]
 
 
@@ -322,6 +353,34 @@ def test_experts_in_mxfp4_equal_transformers(tmp_path, oracle_of):
             found.append(model.forward(PROMPT, "all"))
     assert found[0].tobytes() == found[1].tobytes()
     assert 0 < np.abs(found[0] - expected).max() < 2e-2 * np.abs(expected).max()
+
+
+FP8_SIZES = {"hidden_size": 256, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe", "minimax_m2"])
+def test_a_checkpoint_in_fp8_equals_transformers(tmp_path, oracle_of, family):
+    """Matrices of one block and of two, whole ones and smaller ones, kept and dequantised; what
+    transformers makes of a matrix whose last block is cut is another one."""
+    raw = tiny_config(family, **FP8_SIZES)
+    raw |= {key: 128 for key in ("moe_intermediate_size", "intermediate_size") if key in raw}
+    coded, stored, exact = with_fp8(raw, random_tensors(raw, 1))
+    folder = write_checkpoint(tmp_path / "codes", coded, stored, "f32")
+    oracle = oracle_of(folder)
+    expected, margin = oracle.greedy(PROMPT, 8)
+    whole = PROMPT + expected
+    logits = oracle.logits(whole)
+    plain = write_checkpoint(tmp_path / "plain", raw, exact, "f32")
+    np.testing.assert_array_equal(oracle_of(plain).logits(whole), logits)
+    kept, wide = converted(folder, None), converted(folder, "f32")
+    found = []
+    for path in (folder, kept, wide, plain):
+        with running(path, slots=3) as model:
+            found.append(model.forward(whole, "all"))
+        assert np.abs(found[-1] - logits).max() < TOLERANCE < margin / 10
+        assert greedy(path, PROMPT, 8, True, slots=1) == expected
+    assert found[0].tobytes() == found[1].tobytes()
+    assert found[2].tobytes() == found[3].tobytes()
 
 
 def converted(folder: Path, experts: str | None, dense: str | None = None) -> Path:

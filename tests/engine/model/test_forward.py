@@ -34,6 +34,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4_moe",
         {"n_shared_experts": 0, "attention_bias": False, "first_k_dense_replace": 0},
     ),
+    "qwen2": ("qwen2_moe", {"mlp_only_layers": [0]}),
+    "mixtral with windows": ("mixtral", {"sliding_window": 3}),
+    "minimax": ("minimax_m2", {}),
+    "granite": ("granitemoe", {}),
     "gpt-oss": ("gpt_oss", {}),
     "gpt-oss plain": (
         "gpt_oss",
