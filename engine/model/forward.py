@@ -120,7 +120,7 @@ class Transformer:
         if n == 0:
             self._hidden = self._hidden[:0]
             return np.zeros((0, self.config.vocab), np.float32)
-        self.kv.check_room(n)
+        self.kv.begin(n)
         x = self._scratch.take("forward.x", n, self.config.hidden)
         self._embed(tokens, x)
         for index, layer in enumerate(self._layers):
