@@ -8,6 +8,7 @@ import numpy as np
 
 from diskmoe.engine.kernels.attention import AttendShape, add_attend
 from diskmoe.engine.kernels.basic import add_norm, rope_tables
+from diskmoe.engine.kernels.gates import add_open, add_split
 from diskmoe.engine.kernels.heads import HeadShape, add_heads
 from diskmoe.engine.kernels.latent import Turning
 from diskmoe.engine.kernels.matmul import Product, add_products
@@ -60,7 +61,7 @@ class Attention:
                 builder, config, x, weights, turning, kv, kv_layer, y, self._threads
             )
             return
-        q = builder.rows("attention.q", config.q_width)
+        q = wide = builder.rows("attention.q", config.q_outputs)
         k = builder.rows("attention.k", config.kv_width)
         v = builder.rows("attention.v", config.kv_width)
         parts = ((weights.q, q), (weights.k, k), (weights.v, v))
@@ -71,6 +72,9 @@ class Attention:
             for projection, out in parts
         ]
         add_products(builder, products, n)
+        if config.q_gate:
+            q = builder.rows("attention.queries", config.q_width)
+            add_split(builder, n, config.heads, config.head_dim, wide, q)
         head_norms = None
         if weights.q_norm is not None and weights.k_norm is not None:
             if config.qk_norm == "per_head":
@@ -113,6 +117,8 @@ class Attention:
             self._threads,
             0 if weights.sinks is None else address_of_array(weights.sinks),
         )
+        if config.q_gate:
+            add_open(builder, n, config.heads, config.head_dim, wide, mixed)
         o = weights.o
         inputs = builder.prepared("attention.mixed", mixed, config.q_width, [o.matrix.kind])
         product = Product(o.matrix, inputs[o.matrix.kind], y, o.bias_address, adds=True)
@@ -128,7 +134,9 @@ def attention_scratch_bytes(
     if config.latent is not None:
         return tables + latent_scratch_bytes(config, n, formats)
     kinds = [KIND[name] for name in formats]
-    rows = 2 * padded(config.q_width) + 2 * padded(config.kv_width)
+    rows = padded(config.q_outputs) + padded(config.q_width) + 2 * padded(config.kv_width)
+    if config.q_gate:
+        rows += padded(config.q_width)
     prepared = preparation_bytes(n, config.hidden, kinds)
     prepared += preparation_bytes(n, config.q_width, kinds)
     return tables + 4 * n * rows + prepared

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from diskmoe.engine.kernels.delta_shape import DeltaShape
+from diskmoe.engine.model.delta_config import delta_layers, delta_shape, text_half
 from diskmoe.engine.model.families import (
     FAMILIES,
     Family,
@@ -31,8 +33,10 @@ from diskmoe.engine.model.fields import (
     Fields,
 )
 from diskmoe.engine.model.latent_config import LatentShape, read_latent
-from diskmoe.engine.model.rope import Yarn, yarn_magnitude
+from diskmoe.engine.model.quantisation import quantisation_of
+from diskmoe.engine.model.rope import Yarn
 from diskmoe.engine.model.rope_config import read_rope
+from diskmoe.engine.model.scale_config import read_scales
 from diskmoe.experts.errors import BadModel
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -49,7 +53,10 @@ class ModelConfig:
     layers: int
     context: int  # positions the model was trained for
     norm_epsilon: float
+    zero_centred: bool  # norms are x * (1 + weight), but those within delta layers
     tied: bool  # the head is the embedding matrix
+    embedding_scale: float  # of its rows as they enter the first layer
+    logit_scale: float
     # attention
     heads: int
     kv_heads: int
@@ -66,6 +73,10 @@ class ModelConfig:
     sinks: bool
     windows: tuple[int, ...]  # by layer: keys that a row sees, 0 for all; (): all, in all layers
     attention_scale: float  # of the dots of queries and keys
+    q_gate: bool  # q has a gate per output behind the queries of each head
+    # layers with a delta rule in place of attention
+    delta: DeltaShape | None
+    delta_layers: tuple[int, ...]  # ascending
     # router
     experts: int
     top_k: int
@@ -80,10 +91,11 @@ class ModelConfig:
     # feed-forward
     expert_width: int
     shared_width: int  # 0: no shared expert
+    shared_gated: bool  # its result times sigmoid of a row's own number
     dense_width: int  # of the layers without experts; 0 when there are none
     moe_layers: tuple[int, ...]  # ascending
     expert_bias: bool
-    expert_codes: bool  # the checkpoint has its experts as MXFP4 codes
+    quantisation: str | None  # of the checkpoint: fp8, int4, mxfp4 (experts only), None
     swiglu_limit: float | None  # None: silu(gate) * up; else see kernels.ffn_shape.Swiglu
     swiglu_alpha: float
     # rest
@@ -93,7 +105,13 @@ class ModelConfig:
 
     @property
     def q_width(self) -> int:
+        """Of the queries, and of what attention gives."""
         return self.heads * self.head_dim
+
+    @property
+    def q_outputs(self) -> int:
+        """Rows of the matrix of queries."""
+        return self.q_width * (2 if self.q_gate else 1)
 
     @property
     def kv_width(self) -> int:
@@ -136,6 +154,7 @@ def read_config(raw: object, where: str) -> ModelConfig:
         raise BadModel(f"{where}: expected a JSON object, found {type(raw).__name__}")
     name = family_of(raw, where)
     family = FAMILIES[name]
+    raw = text_half(raw, Fields(raw, where))
     f = Fields(raw, where)
     _refuse_unsupported(f, family)
 
@@ -156,11 +175,14 @@ def read_config(raw: object, where: str) -> ModelConfig:
         raise f.wrong("num_experts_per_tok", top_k, f"at most the {experts} experts there are")
     groups, top_groups = _groups(f, family, experts, top_k)
     expert_width = f.integer(family.expert_width_key, 1, MAX_WIDTH, None)
-    shared = 0
-    if family.shared_count_key is not None:
+    shared_width = 0
+    if family.shared_width_key is not None:
+        shared_width = f.integer(family.shared_width_key, 1, MAX_WIDTH, None)
+    elif family.shared_count_key is not None:
         shared = f.integer(family.shared_count_key, 0, 1024, family.shared_count_default)
-    if shared * expert_width > MAX_WIDTH:
-        raise f.wrong(str(family.shared_count_key), shared, f"a total width up to {MAX_WIDTH}")
+        shared_width = shared * expert_width
+        if shared_width > MAX_WIDTH:
+            raise f.wrong(family.shared_count_key, shared, f"a total width up to {MAX_WIDTH}")
     moe_layers = _moe_layers(f, family, layers)
     dense_width = 0
     if len(moe_layers) < layers:
@@ -168,8 +190,9 @@ def read_config(raw: object, where: str) -> ModelConfig:
     clip = None
     if family.clip_key is not None and raw.get(family.clip_key) is not None:
         clip = f.number(family.clip_key, 1e-6, 1e9, None)
-    bias = f.flag("attention_bias", family.bias_default)
+    bias = f.flag(family.bias_key, family.bias_default)
     norm_on = family.qk_norm_key is None or f.flag(family.qk_norm_key, False)
+    scales = read_scales(f, family, head_dim, latent, rope.yarn)
 
     return ModelConfig(
         family=name,
@@ -177,8 +200,12 @@ def read_config(raw: object, where: str) -> ModelConfig:
         hidden=hidden,
         layers=layers,
         context=f.integer("max_position_embeddings", 1, MAX_CONTEXT, MAX_CONTEXT),
-        norm_epsilon=f.number("rms_norm_eps", 0.0, 1.0, family.norm_epsilon_default),
+        norm_epsilon=f.number("rms_norm_eps", 0.0, 1.0, family.norm_epsilon_default)
+        / scales.residual**2,
+        zero_centred=family.zero_centred,
         tied=f.flag("tie_word_embeddings", False),
+        embedding_scale=scales.embedding / scales.residual,
+        logit_scale=scales.logits,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -192,8 +219,11 @@ def read_config(raw: object, where: str) -> ModelConfig:
         rope_theta=rope.theta,
         yarn=rope.yarn,
         sinks=family.sinks,
-        windows=_windows(f, layers) if family.windows else (),
-        attention_scale=_attention_scale(head_dim, latent, rope.yarn),
+        windows=_windows(f, family, layers),
+        attention_scale=scales.attention,
+        q_gate=family.q_gate,
+        delta=delta_shape(f) if family.delta else None,
+        delta_layers=delta_layers(f, layers) if family.delta else (),
         experts=experts,
         top_k=top_k,
         score=family.score,
@@ -202,17 +232,18 @@ def read_config(raw: object, where: str) -> ModelConfig:
         groups=groups,
         top_groups=top_groups,
         group_score=family.group_score,
-        renorm=f.flag("norm_topk_prob", family.renorm_default),
+        renorm=family.renorm_key is None or f.flag(family.renorm_key, family.renorm_default),
         routed_scale=_routed_scale(f, family),
         expert_width=expert_width,
-        shared_width=shared * expert_width,
+        shared_width=shared_width,
+        shared_gated=family.shared_gated,
         dense_width=dense_width,
         moe_layers=moe_layers,
         expert_bias=family.expert_bias,
-        expert_codes=f.raw.get("quantization_config") is not None,
+        quantisation=quantisation_of(raw, family.names.fused, where),
         swiglu_limit=f.number("swiglu_limit", 1e-6, 1e6, 7.0) if family.clamped else None,
         swiglu_alpha=f.number("swiglu_alpha", -1e6, 1e6, 1.702) if family.clamped else 1.0,
-        mtp_layers=0 if family.mtp == "none" else f.integer(_MTP_LAYERS, 0, 16, 0),
+        mtp_layers=_mtp_layers(f, family),
         eos_ids=_ids(f, "eos_token_id"),
         bos_id=next(iter(_ids(f, "bos_token_id")), None),
     )
@@ -229,14 +260,6 @@ def _heads(f: Fields, heads: int, hidden: int) -> tuple[int, int]:
     if heads * head_dim > MAX_WIDTH:
         raise f.wrong("head_dim", head_dim, f"heads x head_dim up to {MAX_WIDTH}")
     return kv_heads, head_dim
-
-
-def _attention_scale(head_dim: int, latent: LatentShape | None, yarn: Yarn | None) -> float:
-    """Where latent attention is stretched by yarn, its softmax makes up for it."""
-    scale = head_dim**-0.5
-    if latent is not None and yarn is not None:
-        scale *= yarn_magnitude(yarn.factor, yarn.all_dims) ** 2
-    return scale
 
 
 def _routed_scale(f: Fields, family: Family) -> float:
@@ -256,19 +279,16 @@ def _refuse_unsupported(f: Fields, family: Family) -> None:
         raise BadModel(
             f"{f.where}: {family.window_key} is true, but sliding windows are not supported"
         )
-    quantised = f.raw.get("quantization_config")
-    if quantised is not None:
-        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
-        if method == "mxfp4" and family.names.fused:
-            return
-        raise BadModel(
-            f"{f.where}: the weights are quantised already (quantization_config:"
-            f" {str(method)[:40]}), use the bf16, f16 or f32 checkpoint of the model"
-        )
 
 
-def _windows(f: Fields, layers: int) -> tuple[int, ...]:
-    """By layer: how many keys a row sees, 0 for all. By default every other layer, from the first."""
+def _windows(f: Fields, family: Family, layers: int) -> tuple[int, ...]:
+    """By layer: how many keys a row sees, 0 for all. Listed layers are by default every other one,
+    from the first."""
+    if family.windows == "none":
+        return ()
+    if family.windows == "all":
+        window = f.integer("sliding_window", 1, MAX_CONTEXT, 0)
+        return (window,) * layers if window else ()
     kinds = ("sliding_attention", "full_attention")
     listed = f.raw.get("layer_types")
     if listed is None:
@@ -332,6 +352,14 @@ def _moe_layers(f: Fields, family: Family, layers: int) -> tuple[int, ...]:
     if not found:
         raise BadModel(f"{f.where}: none of the {layers} layers has experts, this is no MoE model")
     return found
+
+
+def _mtp_layers(f: Fields, family: Family) -> int:
+    if family.mtp == "none":
+        return 0
+    if family.mtp == "own_layers":  # not all configs tell; of several the first one is used
+        return min(1, f.integer("mtp_num_hidden_layers", 0, 16, 1))
+    return f.integer(_MTP_LAYERS, 0, 16, 0)
 
 
 def _ids(f: Fields, key: str) -> tuple[int, ...]:

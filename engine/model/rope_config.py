@@ -43,11 +43,18 @@ def read_rope(f: Fields, family: Family, head_dim: int) -> Rope:
         )
     merged = Fields({**f.raw, **{k: v for k, v in value.items() if v is not None}}, f.where)
     theta = merged.number("rope_theta", 1.0, 1e12, family.theta_default)
-    if family.rope_partial is None:
-        dims = head_dim
-    else:
-        share = merged.number("partial_rotary_factor", 0.0, 1.0, family.rope_partial)
-        dims = int(head_dim * share)
+    dims = head_dim
+    if family.rope_partial is not None:
+        key_of_dims = family.rope_dims_key
+        if (
+            key_of_dims is not None
+            and key_of_dims in f.raw
+            and merged.raw.get("partial_rotary_factor") is None
+        ):
+            dims = f.integer(key_of_dims, 2, head_dim, head_dim)
+        else:
+            share = merged.number("partial_rotary_factor", 0.0, 1.0, family.rope_partial)
+            dims = int(head_dim * share)
     if dims < 2 or dims % 2:
         raise f.wrong("head_dim", head_dim, f"an even number of rotary dims, not {dims}")
     layout = family.rope_layout
