@@ -41,7 +41,7 @@ def convert_model(
     config = read_config(checkpoint.config, str(source / "config.json"))
     plan = tensor_plan(config, checkpoint.has)
     if experts == "auto":
-        experts = None if config.expert_codes else "q4"
+        experts = None if config.quantisation == "mxfp4" else "q4"
     given = sum(checkpoint.info(name).nbytes for name in checkpoint.names)
     say(
         f"convert   {config.family}, {config.layers} layers, {config.experts} experts: "

@@ -43,7 +43,10 @@ class NowAndThenRight:
         del self._text[: len(tokens)]
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "glm4_moe", "gpt_oss"])
+@pytest.fixture(
+    scope="module",
+    params=["qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "qwen3_5_moe"],
+)
 def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transformer]:
     """Experts in four slots a layer, of eight: drafts evict and pass."""
     path = tmp_path_factory.mktemp(request.param)
