@@ -28,6 +28,7 @@ from diskmoe.bench.weights import Block, RandomWeights, silenced
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.router import route_rule
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.checkpoint import DenseTensor, TensorPlan
 from diskmoe.experts.formats import FORMATS
@@ -165,7 +166,7 @@ class Synthetic:
 
     def chosen(self, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
         """(layers with experts, tokens, top_k): the experts that these tokens go to."""
-        return choices(self.signal[list(tokens)], self.routers(), self.config.top_k)
+        return choices(self.signal[list(tokens)], self.routers(), route_rule(self.config))
 
     def card(self, total_bytes: int) -> Card:
         """The figures of the routing, over `STREAMS` stretches of consecutive token ids."""

@@ -69,6 +69,8 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     seed = line.whole("--seed", 0, 2**31 - 1, 0)
     out = _place("--out", line.flags["--out"])
     gguf = _place("--gguf", line.flags["--gguf"]) if "--gguf" in line.flags else None
+    if gguf is not None and not shape.gguf_arch:
+        raise BadRequest(f"--gguf: {shape.name} is not written as GGUF; leave --gguf away")
 
     from diskmoe.bench.model import Synthetic  # these import Numba
     from diskmoe.bench.weights import writable_formats

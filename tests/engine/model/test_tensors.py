@@ -199,8 +199,33 @@ def test_families_without_mtp_ignore_what_a_config_announces():
     assert tensor_plan(config, lambda name: "experts" not in name) == tensor_plan(config)
 
 
-def test_a_checkpoint_with_every_planned_tensor_is_verified(tmp_path):
-    raw = tiny_config("glm4_moe", num_nextn_predict_layers=1)
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe_lite"])
+@pytest.mark.parametrize("key", ["num_nextn_predict_layers", "num_mtp_layers"])
+def test_an_mtp_layer_of_latent_attention_has_the_tensors_of_a_layer_with_experts(family, key):
+    raw = tiny_config(family, num_nextn_predict_layers=None) | {key: 1}
+    plan = tensor_plan(read_config(raw, "x"), lambda name: True)
+    of_layer = {
+        layer: {
+            tensor.name.removeprefix(f"model.layers.{layer}."): tensor.shape
+            for tensor in plan.dense
+            if tensor.name.startswith(f"model.layers.{layer}.")
+        }
+        for layer in (2, 3)
+    }
+    extra = {name: of_layer[3].pop(name) for name in [*of_layer[3]] if name not in of_layer[2]}
+    assert of_layer[2] == of_layer[3] and "self_attn.kv_b_proj.weight" in of_layer[3]
+    assert extra == {
+        "enorm.weight": (64,),
+        "hnorm.weight": (64,),
+        "eh_proj.weight": (64, 128),
+        "shared_head.norm.weight": (64,),
+    }
+    assert plan.experts[-1].layer == 3 and plan.experts[-1].mtp
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "glm4_moe_lite"])
+def test_a_checkpoint_with_every_planned_tensor_is_verified(tmp_path, family):
+    raw = tiny_config(family, num_nextn_predict_layers=1)
     write_checkpoint(tmp_path, raw, random_tensors(raw, 0, mtp=True))
     checkpoint = Checkpoint.open(tmp_path)
     checkpoint.verify(tensor_plan(read_config(raw, "x"), checkpoint.has))
