@@ -211,7 +211,12 @@ class Model:
             )
             history = history_of(opened, options, say)
             pin(store, history, options, say)
-            kv = KvCache(opened.config, opened.context, kv_format=options.kv)
+            kv = KvCache(
+                opened.config,
+                opened.context,
+                kv_format=options.kv,
+                kept=1 + options.draft_rows,
+            )
             transformer = Transformer(
                 opened.config,
                 weights,
@@ -316,7 +321,7 @@ class Model:
             if isinstance(grammar, str):
                 grammar = load_grammar(grammar)
             drafts = composer_of(grammar, self.text, prompt, self.options, self._say)
-            stats.drafts = drafts.accounts
+            stats.drafts, stats.planner = drafts.accounts, drafts.planner
         self._runs += 1
         tokens = decode(
             self._transformer,

@@ -57,6 +57,7 @@ class Drafts(Protocol):
     """What the loop asks of drafting: see ``diskmoe.mtp.compose.Composer``."""
 
     def propose(self, room: int) -> list[Draft]: ...
+    def forwarded(self, seconds: float, waited: float, misses: Sequence[float]) -> None: ...
     def emitted(self, token: int) -> bool: ...
 
 
@@ -135,11 +136,16 @@ def decode(
         room = min(limit - stats.tokens, target.kv.capacity - before) - 1
         guesses = drafts.propose(room) if drafts is not None and room > 0 else []
         wanted = "all" if guesses else "last"
-        logits = _forward(
-            target, [pending, *(guess.token for guess in guesses)], wanted, stats.decode
-        )
+        ids = [pending, *(guess.token for guess in guesses)]
+        began, waited = time.perf_counter(), stats.decode.read_wait_seconds
+        misses = stats.decode.misses
+        logits = _forward(target, ids, wanted, stats.decode)
         tokens = verify(picker.pick, logits, guesses, stops)
         del logits  # or two forwards' would live at once
+        if drafts is not None:
+            waited = stats.decode.read_wait_seconds - waited
+            each = (stats.decode.misses - misses) / len(ids)
+            drafts.forwarded(time.perf_counter() - began, waited, [each] * len(ids))
         on_forward()
         on_rows(tokens)
         if guesses:

@@ -14,6 +14,7 @@ from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.grammar_source import GrammarSource
+from diskmoe.mtp.planner import Planner
 
 Say = Callable[[str], None]
 
@@ -50,13 +51,14 @@ def composer_of(
         Automaton(grammar),
         tokenizer,
         prompt.ids,
-        cap=options.draft_rows,
+        cap=options.span,
         continues=not prompt.in_chat,
         tags=tags,
         thinking=thinking,
     )
+    planner = Planner(options.draft)
     vocab, most = tokenizer.vocab_size, options.draft_rows
-    return Composer([source], vocab, most, options.guard, say)
+    return Composer([source], [], vocab, most, planner, options.guard, say)
 
 
 def _tokenizer(text: TextSide) -> TextTokenizer:

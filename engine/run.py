@@ -160,7 +160,9 @@ def options_from(values: Mapping[str, Value]) -> Any:
     """The ``Options`` that a set of resolved settings asks for."""
     from diskmoe.engine.api import Options
 
-    drafts = values["GRAMMAR"].value is not None or values["SCHEMA"].value is not None
+    span = values["GRAMMAR_DRAFT"].value
+    if values["GRAMMAR"].value is None and values["SCHEMA"].value is None:
+        span = 0
     return Options(
         cap=values["CAP"].value,
         expert_bits=values["EXPERT_BITS"].value,
@@ -178,7 +180,9 @@ def options_from(values: Mapping[str, Value]) -> Any:
         policy=values["POLICY"].value,
         trace=as_path(values["TRACE"].value) if values["TRACE"].value else None,
         pin_gb=values["PIN_GB"].value,
-        draft_rows=values["GRAMMAR_DRAFT"].value if drafts else 0,
+        draft_rows=span,
+        span=span,
+        draft=values["DRAFT"].value,
         guard=values["GUARD"].value,
     )
 

@@ -233,7 +233,14 @@ SETTINGS: tuple[Setting, ...] = (
         "speed",
     ),
     Setting("TRACE", _text, None, "write which experts each token chose to FILE", "FILE", "output"),
-    Setting("DRAFT", _integer(0, 48), None, "drafts per forward", "N", "drafts", NO_DRAFTS),
+    Setting(
+        "DRAFT",
+        _integer(0, MAX_CAP),
+        None,
+        "so many drafts in each forward besides a grammar's; else as many as pay",
+        "N",
+        "drafts",
+    ),
     Setting("MTP", switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
     Setting(
         "GRAMMAR",

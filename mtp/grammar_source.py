@@ -21,6 +21,7 @@ class GrammarSource:
 
     name = "grammar"
     prior = (0.98,)
+    cheap = True
 
     def __init__(
         self,

@@ -60,6 +60,19 @@ _HYBRID: dict[str, Any] = {
     "rope_theta": 1e4,
     "partial_rotary_factor": 0.25,
 }
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 48,
+    "intermediate_size": 96,
+    "first_k_dense_replace": 1,
+}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_next": {**_HYBRID, "norm_topk_prob": True, "intermediate_size": 96},
     "qwen3_5_moe": _HYBRID,
@@ -131,13 +144,51 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "intermediate_size": 48,
         "rope_theta": 1e5,
     },
+    "deepseek_v2": {
+        **_LATENT,
+        "q_lora_rank": None,
+        "n_shared_experts": 2,
+        "topk_method": "greedy",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+    },
+    "deepseek_v3": {
+        **_LATENT,
+        "num_nextn_predict_layers": 0,
+        "rope_interleave": True,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 40.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "glm4_moe_lite": {
+        **_LATENT,
+        "v_head_dim": 48,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "num_nextn_predict_layers": 0,
+        "n_group": 1,
+        "topk_group": 1,
+        "rms_norm_eps": 1e-5,
+        "routed_scaling_factor": 1.8,
+        "rope_theta": 1e6,
+    },
 }
+_FAMILIES["kimi_k2"] = {**_FAMILIES["deepseek_v3"], "n_group": 1, "topk_group": 1}
+_FAMILIES["kimi_k25"] = _FAMILIES["kimi_k2"]
 
 
 def tiny_config(family: str, **changes: Any) -> dict[str, Any]:
-    """A config.json of a tiny model; ``key=None`` takes a key away."""
+    """A config.json of a tiny model; a change to ``None`` takes a key away."""
     merged = {"model_type": family, **_COMMON, **_FAMILIES[family], **changes}
-    config = {key: value for key, value in merged.items() if value is not None}
+    config = {k: v for k, v in merged.items() if v is not None or k not in changes}
     if family == "qwen3_5_moe":
         return {"model_type": family, "text_config": config | {"model_type": f"{family}_text"}}
     return config
@@ -319,7 +370,7 @@ def running(
     else:
         source = Checkpoint.open(folder)
         config = read_config(source.config, str(folder))
-        plan = tensor_plan(config)
+        plan = tensor_plan(config, source.has)
         source.verify(plan)
         records = CheckpointRecords(source, plan, expert_format)
     weights = load_dense(source, config, dense_format)

@@ -8,10 +8,18 @@ either used or refused, never ignored.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from diskmoe.engine.model.delta_config import DeltaShape, delta_layers, delta_shape, text_half
-from diskmoe.engine.model.families import FAMILIES, Family, QkNorm, RopeLayout, Score
+from diskmoe.engine.kernels.delta_shape import DeltaShape
+from diskmoe.engine.model.delta_config import delta_layers, delta_shape, text_half
+from diskmoe.engine.model.families import (
+    FAMILIES,
+    Family,
+    GroupScore,
+    QkNorm,
+    RopeLayout,
+    Score,
+)
 from diskmoe.engine.model.fields import (
     MAX_CONTEXT,
     MAX_EXPERTS,
@@ -24,8 +32,11 @@ from diskmoe.engine.model.fields import (
     MAX_WIDTH,
     Fields,
 )
+from diskmoe.engine.model.latent_config import LatentShape, read_latent
 from diskmoe.engine.model.quantisation import quantisation_of
-from diskmoe.engine.model.rope import Yarn, yarn_magnitude
+from diskmoe.engine.model.rope import Yarn
+from diskmoe.engine.model.rope_config import read_rope
+from diskmoe.engine.model.scale_config import read_scales
 from diskmoe.experts.errors import BadModel
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -49,7 +60,8 @@ class ModelConfig:
     # attention
     heads: int
     kv_heads: int
-    head_dim: int
+    head_dim: int  # of queries and keys
+    latent: LatentShape | None  # None: keys and values have projections of their own
     qk_norm: QkNorm
     qkv_bias: bool
     output_bias: bool
@@ -73,6 +85,7 @@ class ModelConfig:
     correction_bias: bool
     groups: int
     top_groups: int
+    group_score: GroupScore
     renorm: bool
     routed_scale: float
     # feed-forward
@@ -103,6 +116,16 @@ class ModelConfig:
     @property
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
+
+    @property
+    def cached_parts(self) -> int:
+        """Parts that a position has in the cache: keys and values, or a latent that is both."""
+        return 2 if self.latent is None else 1
+
+    @property
+    def cached_dims(self) -> int:
+        """Numbers of a head in a part of the cache."""
+        return self.head_dim if self.latent is None else self.latent.width
 
     def window(self, layer: int) -> int:
         """How many keys a row of a layer sees, its own among them; 0: all."""
@@ -138,15 +161,13 @@ def read_config(raw: object, where: str) -> ModelConfig:
     hidden = f.integer("hidden_size", 1, MAX_HIDDEN, None)
     layers = f.integer("num_hidden_layers", 1, MAX_LAYERS, None)
     heads = f.integer("num_attention_heads", 1, MAX_HEADS, None)
-    kv_heads = f.integer("num_key_value_heads", 1, MAX_HEADS, heads)
-    if heads % kv_heads:
-        raise f.wrong("num_key_value_heads", kv_heads, f"a divisor of {heads} attention heads")
-    if f.raw.get("head_dim") is None and hidden % heads:
-        raise f.wrong("num_attention_heads", heads, f"a divisor of hidden_size {hidden}")
-    head_dim = f.integer("head_dim", 2, MAX_HEAD_DIM, hidden // heads)
-    if heads * head_dim > MAX_WIDTH:
-        raise f.wrong("head_dim", head_dim, f"heads x head_dim up to {MAX_WIDTH}")
-    rope_theta, rope_dims, yarn = _rope(f, family, head_dim)
+    latent = read_latent(f, heads) if family.latent else None
+    if latent is None:
+        kv_heads, head_dim = _heads(f, heads, hidden)
+        rope = read_rope(f, family, head_dim)
+    else:
+        kv_heads, head_dim = 1, latent.plain + latent.turning
+        rope = read_rope(f, family, latent.turning)
 
     experts = f.integer(_EXPERTS, 1, MAX_EXPERTS, None)
     top_k = f.integer("num_experts_per_tok", 1, MAX_EXPERTS, None)
@@ -171,7 +192,7 @@ def read_config(raw: object, where: str) -> ModelConfig:
         clip = f.number(family.clip_key, 1e-6, 1e9, None)
     bias = f.flag(family.bias_key, family.bias_default)
     norm_on = family.qk_norm_key is None or f.flag(family.qk_norm_key, False)
-    scales = _scales(f, family, head_dim)
+    scales = read_scales(f, family, head_dim, latent, rope.yarn)
 
     return ModelConfig(
         family=name,
@@ -188,14 +209,15 @@ def read_config(raw: object, where: str) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
+        latent=latent,
         qk_norm=family.qk_norm if norm_on else "none",
         qkv_bias=bias,
         output_bias=bias and family.output_bias,
         clip_qkv=clip,
-        rope_layout=family.rope_layout,
-        rope_dims=rope_dims,
-        rope_theta=rope_theta,
-        yarn=yarn,
+        rope_layout=rope.layout,
+        rope_dims=rope.dims,
+        rope_theta=rope.theta,
+        yarn=rope.yarn,
         sinks=family.sinks,
         windows=_windows(f, family, layers),
         attention_scale=scales.attention,
@@ -209,8 +231,9 @@ def read_config(raw: object, where: str) -> ModelConfig:
         correction_bias=family.correction_bias,
         groups=groups,
         top_groups=top_groups,
+        group_score=family.group_score,
         renorm=family.renorm_key is None or f.flag(family.renorm_key, family.renorm_default),
-        routed_scale=1.0 if family.scale_key is None else f.number(family.scale_key, 0, 1e6, 1.0),
+        routed_scale=_routed_scale(f, family),
         expert_width=expert_width,
         shared_width=shared_width,
         shared_gated=family.shared_gated,
@@ -226,33 +249,28 @@ def read_config(raw: object, where: str) -> ModelConfig:
     )
 
 
-class _Scales(NamedTuple):
-    """Factors of a family with multipliers.
+def _heads(f: Fields, heads: int, hidden: int) -> tuple[int, int]:
+    """(heads of keys and values, dims of a head) of ordinary attention."""
+    kv_heads = f.integer("num_key_value_heads", 1, MAX_HEADS, heads)
+    if heads % kv_heads:
+        raise f.wrong("num_key_value_heads", kv_heads, f"a divisor of {heads} attention heads")
+    if f.raw.get("head_dim") is None and hidden % heads:
+        raise f.wrong("num_attention_heads", heads, f"a divisor of hidden_size {hidden}")
+    head_dim = f.integer("head_dim", 2, MAX_HEAD_DIM, hidden // heads)
+    if heads * head_dim > MAX_WIDTH:
+        raise f.wrong("head_dim", head_dim, f"heads x head_dim up to {MAX_WIDTH}")
+    return kv_heads, head_dim
 
-    What layers add to the hidden state is multiplied by `residual`. The state is held divided by it
-    instead, which a norm does not see when its epsilon is divided by the square.
-    """
 
-    embedding: float
-    residual: float
-    attention: float
-    logits: float
-
-
-def _scales(f: Fields, family: Family, head_dim: int) -> _Scales:
-    if not family.multipliers:
-        return _Scales(1.0, 1.0, head_dim**-0.5, 1.0)
-    return _Scales(
-        f.number("embedding_multiplier", 1e-6, 1e6, 1.0),
-        f.number("residual_multiplier", 1e-3, 1e3, 1.0),
-        f.number("attention_multiplier", 1e-6, 1e6, 1.0),
-        1 / f.number("logits_scaling", 1e-6, 1e6, 1.0),
-    )
+def _routed_scale(f: Fields, family: Family) -> float:
+    if family.scale_key is None:
+        return 1.0
+    return f.number(family.scale_key, 0, 1e6, family.scale_default)
 
 
 def _refuse_unsupported(f: Fields, family: Family) -> None:
     for key, only in family.fixed:
-        if f.raw.get(key, only) != only:
+        if f.raw.get(key) not in (None, only):
             raise f.wrong(key, f.raw[key], repr(only))
     act = f.raw.get("hidden_act", "silu")
     if act not in ("silu", "swish"):
@@ -261,61 +279,6 @@ def _refuse_unsupported(f: Fields, family: Family) -> None:
         raise BadModel(
             f"{f.where}: {family.window_key} is true, but sliding windows are not supported"
         )
-
-
-def _rope(f: Fields, family: Family, head_dim: int) -> tuple[float, int, Yarn | None]:
-    """(theta, dims that turn, yarn) from the old keys or from the ``rope_parameters`` dict of 5.x.
-
-    Where both forms say something, the dict wins over the plain keys and ``rope_scaling`` over
-    ``rope_parameters``, as in transformers.
-    """
-    key, value = f.find(("rope_scaling", "rope_parameters"))
-    if value == {}:
-        key, value = "rope_parameters", f.raw.get("rope_parameters")
-    if value is None:
-        value = family.yarn_default or {}
-    if not isinstance(value, Mapping):
-        raise f.wrong(key, value, "an object")
-    if any(isinstance(item, Mapping) for item in value.values()):
-        raise BadModel(f"{f.where}: {key} differs between layers, which is not supported")
-    kind = value.get("rope_type", value.get("type", "default"))
-    if kind not in ("default", "yarn"):
-        raise BadModel(
-            f"{f.where}: rope scaling {str(kind)[:40]!r} is not supported, only plain rope"
-            f" (rope_type 'default') and 'yarn'; see {key}"
-        )
-    merged = Fields({**f.raw, **{k: v for k, v in value.items() if v is not None}}, f.where)
-    theta = merged.number("rope_theta", 1.0, 1e12, family.theta_default)
-    dims = head_dim
-    if family.rope_partial is not None:
-        given = merged.raw.get("partial_rotary_factor") is not None
-        if family.rope_dims_key is not None and family.rope_dims_key in f.raw and not given:
-            dims = f.integer(family.rope_dims_key, 2, head_dim, head_dim)
-        else:
-            share = merged.number("partial_rotary_factor", 0.0, 1.0, family.rope_partial)
-            dims = int(head_dim * share)
-    if dims < 2 or dims % 2:
-        raise f.wrong("head_dim", head_dim, f"an even number of rotary dims, not {dims}")
-    return theta, dims, _yarn(merged, key) if kind == "yarn" else None
-
-
-def _yarn(f: Fields, key: str) -> Yarn:
-    """The keys of a rope_scaling with rope_type yarn."""
-    for name in ("mscale", "mscale_all_dim"):
-        if f.raw.get(name) is not None:
-            raise BadModel(f"{f.where}: yarn with {name} is not supported; see {key}")
-    if f.raw.get("rope_theta") == 1:
-        raise f.wrong("rope_theta", 1, "more than 1 with yarn")
-    context = f.integer("max_position_embeddings", 1, MAX_CONTEXT, MAX_CONTEXT)
-    factor = f.number("factor", 1.0, 1e6, None)
-    return Yarn(
-        factor=factor,
-        trained=f.integer("original_max_position_embeddings", 1, MAX_CONTEXT, context),
-        fast=f.number("beta_fast", 1e-6, 1e6, 32.0),
-        slow=f.number("beta_slow", 1e-6, 1e6, 1.0),
-        truncate=f.flag("truncate", True),
-        magnitude=f.number("attention_factor", 0.0, 1e3, yarn_magnitude(factor)),
-    )
 
 
 def _windows(f: Fields, family: Family, layers: int) -> tuple[int, ...]:
@@ -343,8 +306,16 @@ def _windows(f: Fields, family: Family, layers: int) -> tuple[int, ...]:
 def _groups(f: Fields, family: Family, experts: int, top_k: int) -> tuple[int, int]:
     if not family.grouped:
         return 1, 1
-    groups = f.integer("n_group", 1, experts, 1)
-    top_groups = f.integer("topk_group", 1, groups, min(1, groups))
+    if family.group_method_key is not None:
+        methods = ("greedy", "group_limited_greedy")
+        method = f.raw.get(family.group_method_key) or methods[0]
+        if method not in methods:
+            raise f.wrong(family.group_method_key, method, " or ".join(methods))
+        if method == methods[0]:
+            return 1, 1
+    default, top_default = family.groups_default
+    groups = f.integer("n_group", 1, experts, default)
+    top_groups = f.integer("topk_group", 1, groups, min(top_default, groups))
     if groups == 1:
         return 1, 1
     if experts % groups or experts // groups < 2:
@@ -356,8 +327,15 @@ def _groups(f: Fields, family: Family, experts: int, top_k: int) -> tuple[int, i
 
 
 def _moe_layers(f: Fields, family: Family, layers: int) -> tuple[int, ...]:
-    if family.dense_rule == "first_k":
-        first = f.integer("first_k_dense_replace", 0, MAX_LAYERS, 1)
+    if family.dense_rule == "listed" and f.raw.get("mlp_layer_types") is not None:
+        kinds = f.raw["mlp_layer_types"]
+        if not isinstance(kinds, list) or any(kind not in ("dense", "sparse") for kind in kinds):
+            raise f.wrong("mlp_layer_types", kinds, "a list of dense or sparse")
+        if len(kinds) != layers:
+            raise f.wrong("mlp_layer_types", kinds, f"as many as there are layers, {layers}")
+        found = tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
+    elif family.dense_rule in ("first_k", "listed"):
+        first = f.integer("first_k_dense_replace", 0, MAX_LAYERS, family.first_dense_default)
         found = tuple(range(min(first, layers), layers))
     elif family.dense_rule == "sparse_step":
         step = f.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)

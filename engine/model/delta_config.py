@@ -1,39 +1,15 @@
-"""Layers with a gated delta rule instead of attention: their sizes, and which layers they are.
+"""What config.json says of layers with a gated delta rule: their sizes, and which layers they are.
 
-Sizes count elements. A key head serves ``value_heads / key_heads`` value heads, which follow one
-another.
+And of the models inside which these families are found.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from diskmoe.engine.kernels.delta_shape import LANES, DeltaShape
 from diskmoe.engine.model.fields import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, Fields
 
-LANES = 16  # what the kernels work on at a time
 MAX_TAPS = 16
 KINDS = ("linear_attention", "full_attention")
-
-
-@dataclass(frozen=True)
-class DeltaShape:
-    key_heads: int
-    value_heads: int
-    key_dim: int  # of queries and keys of a head, a multiple of 16
-    value_dim: int  # of values of a head, a multiple of 16
-    taps: int  # rows that the convolution sees, its own among them
-
-    @property
-    def key_width(self) -> int:
-        return self.key_heads * self.key_dim
-
-    @property
-    def value_width(self) -> int:
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Of the convolution: queries, keys and values."""
-        return 2 * self.key_width + self.value_width
 
 
 def delta_shape(f: Fields) -> DeltaShape:
@@ -42,18 +18,19 @@ def delta_shape(f: Fields) -> DeltaShape:
     value_heads = f.integer("linear_num_value_heads", 1, MAX_HEADS, None)
     if value_heads % key_heads:
         raise f.wrong("linear_num_value_heads", value_heads, f"a multiple of {key_heads} key heads")
-    dims: dict[str, int] = {}
-    for key, heads in (
-        ("linear_key_head_dim", key_heads),
-        ("linear_value_head_dim", value_heads),
-    ):
-        dims[key] = f.integer(key, 1, MAX_HEAD_DIM, None)
-        if dims[key] % LANES:
-            raise f.wrong(key, dims[key], f"a multiple of {LANES}")
-        if heads * dims[key] > MAX_WIDTH:
-            raise f.wrong(key, dims[key], f"{heads} heads of up to {MAX_WIDTH} numbers in all")
+    key_dim = _head_dim(f, "linear_key_head_dim", key_heads)
+    value_dim = _head_dim(f, "linear_value_head_dim", value_heads)
     taps = f.integer("linear_conv_kernel_dim", 2, MAX_TAPS, None)
-    return DeltaShape(key_heads, value_heads, *dims.values(), taps)
+    return DeltaShape(key_heads, value_heads, key_dim, value_dim, taps)
+
+
+def _head_dim(f: Fields, key: str, heads: int) -> int:
+    dim = f.integer(key, 1, MAX_HEAD_DIM, None)
+    if dim % LANES:
+        raise f.wrong(key, dim, f"a multiple of {LANES}")
+    if heads * dim > MAX_WIDTH:
+        raise f.wrong(key, dim, f"{heads} heads of up to {MAX_WIDTH} numbers in all")
+    return dim
 
 
 def delta_layers(f: Fields, layers: int) -> tuple[int, ...]:

@@ -17,7 +17,8 @@ from typing import Any, Literal
 QkNorm = Literal["none", "per_head", "full_vector"]
 RopeLayout = Literal["half", "interleaved"]
 Score = Literal["softmax", "sigmoid"]
-DenseRule = Literal["none", "first_k", "sparse_step"]
+GroupScore = Literal["top2", "max"]
+DenseRule = Literal["none", "first_k", "listed", "sparse_step"]
 MtpLayout = Literal["none", "extra_layer", "own_layers"]
 WindowRule = Literal["none", "listed", "all"]
 
@@ -53,6 +54,12 @@ class Names:
     delta_bias: str = "linear_attn.dt_bias"
     delta_norm: str = "linear_attn.norm.weight"
     delta_out: str = "linear_attn.out_proj.weight"
+    q_a: str = "self_attn.q_a_proj"  # of latent attention: down to the latent of queries,
+    q_a_norm: str = "self_attn.q_a_layernorm.weight"
+    q_b: str = "self_attn.q_b_proj"  # up to their heads;
+    kv_a: str = "self_attn.kv_a_proj_with_mqa"  # down to the latent of keys and values,
+    kv_a_norm: str = "self_attn.kv_a_layernorm.weight"
+    kv_b: str = "self_attn.kv_b_proj"  # up to theirs
     router: str = "mlp.gate.weight"
     router_bias: str = "mlp.gate.bias"
     correction_bias: str = "mlp.gate.e_score_correction_bias"
@@ -102,6 +109,7 @@ class Family:
     fixed: tuple[tuple[str, Any], ...] = ()  # keys and the value they must have where they are
     multipliers: bool = False  # of embedding, residual and attention; logits_scaling divides
     # attention
+    latent: bool = False  # keys and values are made of one latent (MLA)
     qk_norm: QkNorm = "none"  # RMS norm of queries and keys, before rope
     qk_norm_key: str | None = None  # the switch that turns it on (None: always on)
     bias_key: str = "attention_bias"  # the switch of biases of q, k and v
@@ -116,6 +124,7 @@ class Family:
     delta: bool = False  # layer_types says which layers have a gated delta rule instead
     # rope
     rope_layout: RopeLayout = "half"
+    rope_layout_key: str | None = None  # a switch: true is interleaved
     rope_partial: float | None = None  # share of a head that turns, by default; None: all, always
     rope_dims_key: str | None = None  # the same as a number of dims
     theta_default: float = 10_000.0
@@ -124,10 +133,14 @@ class Family:
     score: Score = "softmax"
     router_bias: bool = False  # added to the logits
     correction_bias: bool = False  # added to the scores for the choice, not for the weights
-    grouped: bool = False  # n_group / topk_group: a group's score is the sum of its two best
+    grouped: bool = False  # n_group / topk_group: only experts of the best groups are chosen
+    groups_default: tuple[int, int] = (1, 1)
+    group_method_key: str | None = None  # a key that says whether groups count
+    group_score: GroupScore = "top2"  # of a group: the sum of its two best, or its best
     renorm_key: str | None = "norm_topk_prob"  # None: shares always have the sum 1
     renorm_default: bool = False  # where the file does not say
     scale_key: str | None = None
+    scale_default: float = 1.0
     # feed-forward
     expert_width_key: str = "moe_intermediate_size"
     shared_count_key: str | None = None  # shared experts; their width is count x expert width
@@ -135,6 +148,7 @@ class Family:
     shared_width_key: str | None = None  # the width of the only shared expert
     shared_gated: bool = False  # its result times sigmoid of a row's own number
     dense_rule: DenseRule = "none"  # which layers have an ordinary FFN instead of experts
+    first_dense_default: int = 1  # first_k, and listed where nothing is listed: so many
     expert_bias: bool = False  # of gate, up and down
     clamped: bool = False  # gate and up are clamped to swiglu_limit, and (up + 1) is what counts
     # rest
@@ -144,6 +158,40 @@ class Family:
     mtp: MtpLayout = "none"
 
 
+_DEEPSEEK_V2 = Family(
+    fixed=(
+        ("scoring_func", "softmax"),
+        ("norm_topk_prob", False),
+        ("moe_layer_freq", 1),
+        ("mlp_bias", False),
+    ),
+    latent=True,
+    output_bias=True,
+    rope_layout="interleaved",
+    grouped=True,
+    group_method_key="topk_method",
+    group_score="max",
+    scale_key="routed_scaling_factor",
+    shared_count_key="n_shared_experts",
+    shared_count_default=2,
+    dense_rule="first_k",
+    first_dense_default=0,
+)
+_DEEPSEEK_V3 = replace(
+    _DEEPSEEK_V2,
+    fixed=(("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)),
+    rope_layout_key="rope_interleave",
+    score="sigmoid",
+    correction_bias=True,
+    groups_default=(8, 4),
+    group_method_key=None,
+    group_score="top2",
+    renorm_default=True,
+    scale_default=2.5,
+    shared_count_default=1,
+    first_dense_default=3,
+    mtp="extra_layer",
+)
 _SPARSE_BLOCK = Names(
     router="block_sparse_moe.gate.weight",
     correction_bias="block_sparse_moe.e_score_correction_bias",
@@ -297,5 +345,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "qwen3_5_moe": _HYBRID,  # the text half of a model that sees, too
         "qwen3_5_moe_text": _HYBRID,
+        "deepseek_v2": _DEEPSEEK_V2,
+        "deepseek_v3": _DEEPSEEK_V3,
+        "kimi_k2": _DEEPSEEK_V3,
+        "kimi_k25": _DEEPSEEK_V3,
+        "glm4_moe_lite": replace(
+            _DEEPSEEK_V3,
+            fixed=(*_DEEPSEEK_V3.fixed, ("partial_rotary_factor", 1.0)),
+            groups_default=(1, 1),
+            scale_default=1.8,
+            dense_rule="listed",
+            first_dense_default=1,
+            norm_epsilon_default=1e-5,
+        ),
     }
 )

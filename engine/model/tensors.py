@@ -9,9 +9,10 @@ own shape: norms, biases, and the router, whose small differences decide which e
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from diskmoe.engine.kernels.delta_shape import DeltaShape
 from diskmoe.engine.model.config import ModelConfig
-from diskmoe.engine.model.delta_config import DeltaShape
 from diskmoe.engine.model.families import FAMILIES, Names
+from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.experts.checkpoint import (
     DenseTensor,
     ExpertForm,
@@ -113,6 +114,42 @@ def _outer(config: ModelConfig, names: Names) -> Iterator[DenseTensor]:
         yield _matrix(names.head, config.vocab, config.hidden)
 
 
+def _projection(name: str, rows: int, cols: int, biased: bool = False) -> Iterator[DenseTensor]:
+    yield _matrix(f"{name}.weight", rows, cols)
+    if biased:
+        yield _plain(f"{name}.bias", rows)
+
+
+def _attention(config: ModelConfig, names: Names, at: str) -> Iterator[DenseTensor]:
+    hidden, biased = config.hidden, config.qkv_bias
+    yield from _projection(at + names.q, config.q_outputs, hidden, biased)
+    yield from _projection(at + names.k, config.kv_width, hidden, biased)
+    yield from _projection(at + names.v, config.kv_width, hidden, biased)
+    yield from _projection(at + names.o, hidden, config.q_width, config.output_bias)
+    if config.sinks:
+        yield _plain(at + names.sinks, config.heads)
+    if config.qk_norm != "none":
+        per_head = config.qk_norm == "per_head"
+        yield _norm(config, at + names.q_norm, config.head_dim if per_head else config.q_width)
+        yield _norm(config, at + names.k_norm, config.head_dim if per_head else config.kv_width)
+
+
+def _latent_attention(
+    config: ModelConfig, shape: LatentShape, names: Names, at: str
+) -> Iterator[DenseTensor]:
+    hidden, heads, biased = config.hidden, config.heads, config.qkv_bias
+    if shape.q_rank:
+        yield from _projection(at + names.q_a, shape.q_rank, hidden, biased)
+        yield _plain(at + names.q_a_norm, shape.q_rank)
+        yield from _projection(at + names.q_b, config.q_width, shape.q_rank)
+    else:
+        yield from _projection(at + names.q, config.q_width, hidden)
+    yield from _projection(at + names.kv_a, shape.width, hidden, biased)
+    yield _plain(at + names.kv_a_norm, shape.rank)
+    yield from _projection(at + names.kv_b, heads * shape.head_rows, shape.rank)
+    yield from _projection(at + names.o, hidden, heads * shape.value, config.output_bias)
+
+
 def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator[DenseTensor]:
     at = names.at(layer, config.layers)
     hidden = config.hidden
@@ -120,6 +157,8 @@ def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator
     yield _norm(config, at + names.ffn_norm, hidden)
     if config.delta is not None and layer in config.delta_layers:
         yield from _delta(config.delta, hidden, names, at)
+    elif config.latent is not None:
+        yield from _latent_attention(config, config.latent, names, at)
     else:
         yield from _attention(config, names, at)
     if not moe:
@@ -138,27 +177,6 @@ def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator
         yield _matrix(at + names.shared_down, hidden, config.shared_width)
         if config.shared_gated:
             yield DenseTensor(at + names.shared_switch, (1, hidden), "vector", form="turned")
-
-
-def _attention(config: ModelConfig, names: Names, at: str) -> Iterator[DenseTensor]:
-    hidden = config.hidden
-    for part, width in (
-        (names.q, config.q_outputs),
-        (names.k, config.kv_width),
-        (names.v, config.kv_width),
-    ):
-        yield _matrix(f"{at}{part}.weight", width, hidden)
-        if config.qkv_bias:
-            yield _plain(f"{at}{part}.bias", width)
-    yield _matrix(f"{at}{names.o}.weight", hidden, config.q_width)
-    if config.output_bias:
-        yield _plain(f"{at}{names.o}.bias", hidden)
-    if config.sinks:
-        yield _plain(at + names.sinks, config.heads)
-    if config.qk_norm != "none":
-        per_head = config.qk_norm == "per_head"
-        yield _norm(config, at + names.q_norm, config.head_dim if per_head else config.q_width)
-        yield _norm(config, at + names.k_norm, config.head_dim if per_head else config.kv_width)
 
 
 def _delta(shape: DeltaShape, hidden: int, names: Names, at: str) -> Iterator[DenseTensor]:

@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.kernels.matmul import Matrix
+from diskmoe.engine.kernels.program import address_of_array
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.embedding import Embedding, ResidentEmbedding, StreamedEmbedding
 from diskmoe.engine.model.families import FAMILIES, Names
+from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.arena import HUGE_PAGE, Arena
@@ -35,6 +37,10 @@ class Projection:
     matrix: Matrix
     bias: Floats | None
 
+    @property
+    def bias_address(self) -> int:
+        return 0 if self.bias is None else address_of_array(self.bias)
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionWeights:
@@ -46,6 +52,17 @@ class AttentionWeights:
     k_norm: Floats | None
     sinks: Floats | None  # (heads,)
     window: int  # keys that a row sees; 0: all
+
+
+@dataclass(frozen=True, eq=False)
+class LatentWeights:
+    q_a: Projection | None  # (q_rank, hidden), normed before q; None: q takes the hidden state
+    q_a_norm: Floats | None
+    q: Projection  # (heads * (plain + turning), q_rank | hidden)
+    kv_a: Projection  # (rank + turning, hidden)
+    kv_a_norm: Floats  # (rank,)
+    kv_b: Matrix  # (heads * (plain + value), rank)
+    o: Projection  # (hidden, heads * value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +101,7 @@ class LayerWeights:
 
     layer: int
     attention_norm: Floats
-    attention: AttentionWeights | DeltaWeights
+    attention: AttentionWeights | LatentWeights | DeltaWeights
     ffn_norm: Floats
     dense: FfnWeights | None
     router: RouterWeights | None
@@ -139,28 +156,16 @@ class DenseWeights:
         names = FAMILIES[config.family].names
         at = names.at(layer, config.layers)
 
-        def projection(part: str, biased: bool) -> Projection:
-            bias = self.vector(f"{at}{part}.bias") if biased else None
-            return Projection(self.matrix(f"{at}{part}.weight"), bias)
-
         def ffn(gate: str, up: str, down: str, switch: Floats | None = None) -> FfnWeights:
             matrices = (self.matrix(at + gate), self.matrix(at + up), self.matrix(at + down))
             return FfnWeights(*matrices, switch)
 
-        normed = config.qk_norm != "none"
         if layer in config.delta_layers:
             attention = self._delta(names, at)
+        elif config.latent is not None:
+            attention = self._latent_attention(config, config.latent, names, at)
         else:
-            attention = AttentionWeights(
-                q=projection(names.q, config.qkv_bias),
-                k=projection(names.k, config.qkv_bias),
-                v=projection(names.v, config.qkv_bias),
-                o=projection(names.o, config.output_bias),
-                q_norm=self.vector(at + names.q_norm) if normed else None,
-                k_norm=self.vector(at + names.k_norm) if normed else None,
-                sinks=self.vector(at + names.sinks) if config.sinks else None,
-                window=config.window(layer),
-            )
+            attention = self._attention(config, names, at, layer)
         dense = router = shared = None
         if at + names.router not in self:
             dense = ffn(names.dense_gate, names.dense_up, names.dense_down)
@@ -197,6 +202,39 @@ class DenseWeights:
             bias=self.vector(at + names.delta_bias),
             norm=self.vector(at + names.delta_norm),
             out=self.matrix(at + names.delta_out),
+        )
+
+    def _projection(self, name: str, biased: bool = False) -> Projection:
+        bias = self.vector(f"{name}.bias") if biased else None
+        return Projection(self.matrix(f"{name}.weight"), bias)
+
+    def _attention(
+        self, config: ModelConfig, names: Names, at: str, layer: int
+    ) -> AttentionWeights:
+        normed = config.qk_norm != "none"
+        return AttentionWeights(
+            q=self._projection(at + names.q, config.qkv_bias),
+            k=self._projection(at + names.k, config.qkv_bias),
+            v=self._projection(at + names.v, config.qkv_bias),
+            o=self._projection(at + names.o, config.output_bias),
+            q_norm=self.vector(at + names.q_norm) if normed else None,
+            k_norm=self.vector(at + names.k_norm) if normed else None,
+            sinks=self.vector(at + names.sinks) if config.sinks else None,
+            window=config.window(layer),
+        )
+
+    def _latent_attention(
+        self, config: ModelConfig, shape: LatentShape, names: Names, at: str
+    ) -> LatentWeights:
+        biased, ranked = config.qkv_bias, shape.q_rank > 0
+        return LatentWeights(
+            q_a=self._projection(at + names.q_a, biased) if ranked else None,
+            q_a_norm=self.vector(at + names.q_a_norm) if ranked else None,
+            q=self._projection(at + (names.q_b if ranked else names.q)),
+            kv_a=self._projection(at + names.kv_a, biased),
+            kv_a_norm=self.vector(at + names.kv_a_norm),
+            kv_b=self._projection(at + names.kv_b).matrix,
+            o=self._projection(at + names.o, config.output_bias),
         )
 
     def embedding(self, config: ModelConfig) -> Embedding:

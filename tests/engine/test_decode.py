@@ -10,6 +10,7 @@ from diskmoe.engine.decode import decode
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.stats import RunStats
 from diskmoe.mtp.compose import Composer
+from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import Draft
 
 
@@ -145,6 +146,7 @@ class Guesses:
     name: str = "guesses"
     gave_up: str = ""
     prior: tuple[float, ...] = (1.0,)
+    cheap: bool = True
     last: int = 0
 
     def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
@@ -158,7 +160,7 @@ class Guesses:
 def drafted(target: CountingUp, prompt: list[int], source: Guesses, **more):
     """The tokens, the stats, and the accounts' sums, which are checked."""
     source.observe(prompt)
-    composer = Composer([source], target.vocab_size, most=24)
+    composer = Composer([], [source], target.vocab_size, most=24, planner=Planner(fixed=24))
     tokens, stats = run(target, prompt, drafts=composer, **more)
     account = composer.accounts["guesses"]
     assert stats.tokens == len(tokens) == stats.sampled + account.accepted
@@ -210,7 +212,10 @@ def test_a_stop_token_inside_drafts_ends_the_run() -> None:
 
 
 def test_a_caller_that_leaves_within_a_forward_leaves_accounts_that_add_up() -> None:
-    stats, composer = RunStats(), Composer([Guesses(5, last=1)], 50, most=24)
+    stats, composer = (
+        RunStats(),
+        Composer([], [Guesses(5, last=1)], 50, most=24, planner=Planner(fixed=24)),
+    )
     tokens = decode(CountingUp(), [1], Greedy(), limit=9, stats=stats, drafts=composer)
     assert [next(tokens), next(tokens)] == [2, 3]
     tokens.close()

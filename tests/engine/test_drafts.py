@@ -37,7 +37,7 @@ class Letters:
         return [byte - 32 for byte in text.encode() if 32 <= byte < 32 + VOCAB - 1]
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "glm4_moe", "gpt_oss"])
+@pytest.fixture(scope="module", params=["qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v3"])
 def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transformer]:
     """Experts in four slots a layer, of eight: drafts evict and pass."""
     path = tmp_path_factory.mktemp(request.param)
@@ -77,7 +77,7 @@ def ids_of(
     composer, stats = None, RunStats()
     if grammar is not None:
         source = GrammarSource(Automaton(parse(grammar)), Letters(), prompt, cap=24)
-        composer = Composer([source], VOCAB, most=24)
+        composer = Composer([source], [], VOCAB, most=24)
         stats.drafts = composer.accounts
     tokens = decode(
         model,

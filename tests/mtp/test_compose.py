@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.guard import PAUSE, WINDOW
+from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import Draft
 
 
@@ -16,6 +17,7 @@ class Says:
     name: str = "says"
     gave_up: str = ""
     prior: tuple[float, ...] = (0.9,)
+    cheap: bool = True
     asked: int = 0
     heard: list[int] = field(default_factory=list)
 
@@ -29,7 +31,9 @@ class Says:
 
 
 def composer(*sources: Says, most: int = 8, **more) -> Composer:
-    return Composer(sources, vocab_size=10, most=most, **more)
+    """With whatever is proposed submitted, unless a planner is given."""
+    more.setdefault("planner", Planner(fixed=48))
+    return Composer([], sources, vocab_size=10, most=most, **more)
 
 
 def proposed(drafts: Composer, room: int) -> list[int]:
@@ -53,12 +57,12 @@ def test_what_is_too_long_or_no_id_of_the_model_is_cut() -> None:
     assert proposed(composer(Says([1])), 0) == []
 
 
-def test_the_first_source_with_drafts_is_taken() -> None:
-    none, some, other = Says([], "none"), Says([4], "some"), Says([5], "other")
+def test_of_several_sources_the_one_that_promises_most_is_taken() -> None:
+    none, some, other = Says([], "none"), Says([4], "some"), Says([5, 6], "other")
     drafts = composer(none, some, other)
-    assert proposed(drafts, 4) == [4] and not other.asked
-    drafts.emitted(4)
-    assert drafts.accounts["some"].accepted == 1 and drafts.accounts["other"].judged == 0
+    assert proposed(drafts, 4) == [5, 6]
+    drafts.emitted(5)
+    assert drafts.accounts["other"].accepted == 1 and drafts.accounts["some"].judged == 0
 
 
 def test_drafts_are_judged_up_to_the_first_wrong_one() -> None:

@@ -113,6 +113,54 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 1.7,
         },
     ),
+    "deepseek-v2-lite": ("deepseek_v2", {}),
+    "deepseek-v2-groups": (
+        "deepseek_v2",
+        {
+            "q_lora_rank": 24,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 4.0,
+            "attention_bias": True,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 40.0,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "deepseek-v3": ("deepseek_v3", {}),
+    "deepseek-v3-half-rope": (
+        "deepseek_v3",
+        {
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "first_k_dense_replace": 2,
+        },
+    ),
+    "kimi": (
+        "deepseek_v3",
+        {
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.827,
+            "rope_theta": 50000.0,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 1.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "glm4-lite": ("glm4_moe_lite", {}),
     "qwen3-yarn": (
         "qwen3_moe",
         {
@@ -166,7 +214,14 @@ def test_logits_and_greedy_tokens_equal_transformers(random_model, case, dtype):
     assert greedy(made.folder, PROMPT, TOKENS, False, slots=1, threads=2) == made.expected
 
 
-@pytest.mark.parametrize("case", ["qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss", *SIMPLE])
+CONVERTED = [
+    *("qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss"),
+    *("deepseek-v2-lite", "deepseek-v2-groups", "deepseek-v3", "glm4-lite"),
+    *SIMPLE,
+]
+
+
+@pytest.mark.parametrize("case", CONVERTED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_converted_model_in_its_own_precision_equals_transformers(random_model, case, dtype):
     family, settings = settings_of(case)
@@ -204,7 +259,13 @@ def test_dequantised_weights_say_the_same_to_both(
         assert greedy(exact, PROMPT, 8, True) == expected
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe", "gpt_oss"])
+FAMILIES = [
+    *("qwen3_moe", "olmoe", "glm4_moe", "gpt_oss"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("top_k", [3, 8])
 @pytest.mark.parametrize(("experts", "dense"), QUANTISED)
 def test_a_quantised_model_is_near_transformers_given_the_dequantised_weights(
@@ -259,7 +320,7 @@ def repeat_routing(model: Transformer, chosen: Routing) -> None:
     model.choose_with(choose)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_config_in_the_form_of_the_hub_means_the_same_to_both(tmp_path, oracle_of, family):
     changes = {"rope_theta": 5e4, "rope_scaling": None}
     if family == "glm4_moe":

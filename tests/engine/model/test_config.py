@@ -8,6 +8,7 @@ from tiny_model import tiny_config
 
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.engine.model.rope import Yarn
 from diskmoe.experts.errors import BadModel
 
@@ -144,7 +145,8 @@ def test_yarn_is_read_with_its_defaults():
         ({"factor": 0.5}, "factor is 0.5"),
         ({"beta_fast": 0}, "beta_fast is 0"),
         ({"truncate": 1}, "truncate is 1"),
-        ({"mscale": 1.0}, "yarn with mscale"),
+        ({"mscale": "1"}, "mscale is '1'"),
+        ({"mscale_all_dim": -1}, "mscale_all_dim is -1"),
         ({"rope_theta": 1.0}, "more than 1"),
         ({"original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"),
     ],
@@ -152,6 +154,70 @@ def test_yarn_is_read_with_its_defaults():
 def test_a_yarn_that_cannot_be_is_refused(changes, words):
     scaling = {"rope_type": "yarn", "factor": 4.0} | changes
     assert words in complaint(tiny_config("qwen3_moe", rope_scaling=scaling))
+
+
+def test_yarn_divides_its_magnitudes_and_latent_attention_takes_one_into_its_scores():
+    given = {"rope_type": "yarn", "factor": 40.0, "mscale": 2.0, "mscale_all_dim": 0.5}
+    ours, theirs = 0.1 * 2 * math.log(40) + 1, 0.1 * 0.5 * math.log(40) + 1
+    plain = read_config(tiny_config("qwen3_moe", rope_scaling=given), "x")
+    assert plain.yarn is not None and plain.yarn.magnitude == pytest.approx(ours / theirs)
+    assert plain.attention_scale == 32**-0.5
+    latent = read_config(tiny_config("deepseek_v3", rope_scaling=given), "x")
+    assert latent.yarn == plain.yarn
+    assert latent.attention_scale == pytest.approx(48**-0.5 * theirs**2)
+
+
+def test_latent_attention_is_read_with_and_without_a_latent_of_queries():
+    config = read_config(tiny_config("deepseek_v2"), "x")
+    assert config.latent == LatentShape(0, 48, 32, 16, 16)
+    assert (config.kv_heads, config.head_dim, config.q_width) == (1, 48, 192)
+    assert (config.cached_parts, config.cached_dims, config.rope_dims) == (1, 64, 16)
+    config = read_config(tiny_config("deepseek_v3", head_dim=16), "x")
+    assert config.latent == LatentShape(40, 48, 32, 16, 16)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_key_value_heads": 2},
+        {"kv_lora_rank": 0},
+        {"q_lora_rank": "40"},
+        {"qk_nope_head_dim": 24},
+        {"qk_rope_head_dim": 15},
+        {"v_head_dim": 1 << 40},
+        {"num_attention_heads": 4096, "v_head_dim": 4096, "num_key_value_heads": None},
+        {"moe_layer_freq": 2},
+        {"scoring_func": "sqrtsoftplus"},
+        {"topk_method": "random"},
+    ],
+)
+def test_latent_attention_that_cannot_be_is_refused(family, wrong):
+    message = complaint(tiny_config(family, **wrong))
+    name = "head_dim" if "qk_rope_head_dim" in wrong else next(iter(wrong))
+    assert name in message
+
+
+def test_a_latent_of_queries_must_be_said_to_be_absent():
+    assert "q_lora_rank is missing" in complaint(tiny_config("deepseek_v2", q_lora_rank=None))
+
+
+def test_deepseek_v2_has_groups_only_where_its_method_says_so():
+    raw = tiny_config("deepseek_v2", n_group=4, topk_group=2)
+    assert (read_config(raw, "x").groups, read_config(raw, "x").top_groups) == (1, 1)
+    config = read_config(raw | {"topk_method": "group_limited_greedy"}, "x")
+    assert (config.groups, config.top_groups, config.group_score) == (4, 2, "max")
+    assert read_config(tiny_config("deepseek_v3"), "x").group_score == "top2"
+
+
+def test_listed_dense_layers_win_over_a_count():
+    listed = ["dense", "sparse", "dense"]
+    raw = tiny_config("glm4_moe_lite", mlp_layer_types=listed, first_k_dense_replace=0)
+    assert read_config(raw, "x").moe_layers == (1,)
+    raw = tiny_config("glm4_moe_lite", mlp_layer_types=None, first_k_dense_replace=2)
+    assert read_config(raw, "x").moe_layers == (2,)
+    for wrong in (listed[:2], ["dense", "sparse", "linear"], "dense"):
+        assert "mlp_layer_types" in complaint(tiny_config("glm4_moe_lite", mlp_layer_types=wrong))
 
 
 def test_gpt_oss_alternates_windows_and_has_yarn_by_default():
