@@ -54,7 +54,6 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-<<<<<<< HEAD
 _HYBRID: dict[str, Any] = {
     # what a random state answers may be near 0, which a norm without this would make rounding of
     "rms_norm_eps": 4e-3,
@@ -69,7 +68,7 @@ _HYBRID: dict[str, Any] = {
     "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4,
     "rope_theta": 1e5,
-=======
+}
 _LATENT: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_key_value_heads": 4,
@@ -81,7 +80,6 @@ _LATENT: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "intermediate_size": 64,
     "first_k_dense_replace": 1,
->>>>>>> mla
 }
 FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
@@ -142,7 +140,6 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-<<<<<<< HEAD
     "qwen2_moe": (
         "qwen2_moe",
         {
@@ -184,7 +181,6 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_5_moe": ("qwen3_5_moe_text", _HYBRID),
     "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_HYBRID, "linear_value_head_dim": 16}),
-=======
     "deepseek_v2": (
         "deepseek_v2",
         {
@@ -237,7 +233,6 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_theta": 1e6,
         },
     ),
->>>>>>> mla
 }
 ZERO_CENTRED = ("qwen3_next", "qwen3_5_moe_text")  # norms, but those of delta layers
 AS_ON_THE_HUB = ("qwen3_5_moe",)  # fixtures that are rewritten from what save_pretrained writes
@@ -246,11 +241,7 @@ AS_ON_THE_HUB = ("qwen3_5_moe",)  # fixtures that are rewritten from what save_p
 def random_model(family: str, settings: dict[str, Any], seed: int) -> Any:
     """Weights of spread 0.08, norms about 1, biases and correction biases not 0; all bf16."""
     torch.manual_seed(seed)
-<<<<<<< HEAD
-    config = AutoConfig.for_model(family, **{**_COMMON, **settings})
-=======
     config = AutoConfig.for_model(family, **(_COMMON | settings))
->>>>>>> mla
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
