@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from diskmoe.engine.errors import BadModel
+from diskmoe.engine.gguf_source import best_expert_format, describe_types, is_gguf, open_gguf
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.budget import shown_bytes
@@ -27,30 +28,37 @@ def convert_model(
     say: Say,
     threads: int | None = None,
 ) -> None:
-    """Converts a Hugging Face directory, with the plan first and progress on the way.
+    """Converts a Hugging Face directory or a GGUF, with the plan first and progress on the way.
 
     A format of None keeps the checkpoint's own precision. Experts "auto": q4, or as they are where
-    the model was trained in four bits.
+    the model was trained in four bits; a GGUF's of eight bits keep them.
 
     Raises:
         BadModel, BadOutput, DiskFull, WriteFailed: one line each; see ``diskmoe.experts.convert``.
     """
     if is_container(source):
         raise BadModel(f"{source} is converted already; give the Hugging Face directory")
-    checkpoint = Checkpoint.open(source)
-    config = read_config(checkpoint.config, str(source / "config.json"))
-    plan = tensor_plan(config, checkpoint.has)
-    if experts == "auto":
-        experts = None if config.expert_codes else "q4"
-    given = sum(checkpoint.info(name).nbytes for name in checkpoint.names)
+    if is_gguf(source):
+        checkpoint, made = open_gguf(source)
+        config = read_config(checkpoint.config, f"{source}: its metadata as a config.json")
+        plan = tensor_plan(config, checkpoint.has)
+        checkpoint.verify(plan)
+        experts = best_expert_format(checkpoint, plan) if experts == "auto" else experts
+        say(f"gguf      {describe_types(checkpoint, plan, experts, dense)}")
+    else:
+        checkpoint, made = Checkpoint.open(source), None
+        config = read_config(checkpoint.config, str(source / "config.json"))
+        plan = tensor_plan(config, checkpoint.has)
+        if experts == "auto":
+            experts = None if config.expert_codes else "q4"
     say(
         f"convert   {config.family}, {config.layers} layers, {config.experts} experts: "
-        f"{shown_bytes(given)} to experts {experts or 'as they are'}, "
+        f"{shown_bytes(checkpoint.nbytes)} to experts {experts or 'as they are'}, "
         f"dense {dense or 'as it is'}"
     )
     try:
         tell = progress_lines(say, "convert")
-        done = convert(checkpoint, plan, out, experts, dense, tell, threads or 2)
+        done = convert(checkpoint, plan, out, experts, dense, tell, threads or 2, made)
     except KeyboardInterrupt:
         say("convert   stopped; what is whole was kept: run the same command to go on")
         raise

@@ -9,10 +9,10 @@ agree; a tensor's bytes are read when asked for, in row blocks where a whole mat
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,15 @@ from diskmoe.experts.safetensors_io import (
     read_tensor,
     shown,
 )
-from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, checked_out, pack_rows
+from diskmoe.experts.tiles import (
+    TILE,
+    Bytes,
+    MatrixLayout,
+    RecordLayout,
+    checked_out,
+    pack,
+    pack_rows,
+)
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -127,6 +135,38 @@ class TensorPlan:
                 yield name + "_bias", (self.n_experts, rows), FLOAT_DTYPES
 
 
+Read = Callable[[TensorInfo, Bytes], Bytes]  # (what to read, room for it) -> its bytes in the room
+
+
+class LayerExperts(Protocol):
+    """The experts of a layer, and how their records are made."""
+
+    def own_format(self) -> str:
+        """The format that keeps the weights exactly."""
+        ...
+
+    def pieces(self, expert: int) -> list[TensorInfo]:
+        """The parts of tensors that an expert is made of."""
+        ...
+
+    def buffer_bytes(self, expert: int) -> int:
+        """The buffer that `load` needs."""
+        ...
+
+    def temporary_bytes(self, expert: int, part: MatrixLayout) -> int:
+        """Most bytes that `load` takes to pack one matrix so, beside the buffer."""
+        ...
+
+    def load(
+        self, expert: int, buffer: Bytes, read: Read, layout: RecordLayout, record: Bytes
+    ) -> None:
+        """Fill an expert's record u8 (layout.nbytes,).
+
+        buffer: page-aligned, `buffer_bytes`. BadModel for numbers that the format cannot have.
+        """
+        ...
+
+
 class Checkpoint:
     """An opened model directory. Tensors are read at each call; nothing is kept."""
 
@@ -154,6 +194,11 @@ class Checkpoint:
     def names(self) -> list[str]:
         return list(self._infos)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.nbytes for info in self._infos.values())
+
     def has(self, name: str) -> bool:
         return name in self._infos
 
@@ -162,7 +207,7 @@ class Checkpoint:
         info = self._infos.get(name)
         if info is None:
             raise BadModel(
-                f"{self.path}: tensor {shown(name)}{_layer_of(name)} is missing "
+                f"{self.path}: tensor {shown(name)}{layer_of(name)} is missing "
                 f"({len(self._infos)} tensors in {len(self.files)} files)"
             )
         return info
@@ -182,6 +227,16 @@ class Checkpoint:
         rows = read_rows(info, begin, end)
         return rows if info.dtype == "BF16" else as_f32(rows, info.dtype)
 
+    def pack_part(self, name: str, begin: int, layout: MatrixLayout) -> Bytes:
+        """Rows from `begin` on, as many as `layout` has, packed as it says."""
+        return pack(self.rows(name, begin, begin + layout.rows), layout)
+
+    def experts(self, plan: TensorPlan, layer: ExpertTensors) -> LayerExperts:
+        """What takes the experts of a layer out of this checkpoint."""
+        from diskmoe.experts.stored import StoredExperts  # which is made of this class
+
+        return StoredExperts(self, plan, layer)
+
     def pack(self, name: str, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
         """The matrix packed as `layout`, u8 (nbytes,).
 
@@ -190,7 +245,7 @@ class Checkpoint:
         """
         info = self._float_info(name)
         if info.shape != (layout.rows, layout.cols):
-            raise BadModel(self._wrong_shape(info, (layout.rows, layout.cols)))
+            raise BadModel(self.wrong_shape(info, (layout.rows, layout.cols)))
         out = checked_out(layout.nbytes, out)
         block = max(ROW_BLOCK_BYTES // (4 * layout.cols) // TILE, 1) * TILE
         for begin in range(0, layout.rows, block):
@@ -209,14 +264,14 @@ class Checkpoint:
         missing = next((name for name, *_ in plan.tensors() if name not in self._infos), None)
         if missing is not None:
             raise BadModel(
-                f"{self.path}: tensor {shown(missing)}{_layer_of(missing)} is missing; "
+                f"{self.path}: tensor {shown(missing)}{layer_of(missing)} is missing; "
                 f"config.json asks for {plan.n_tensors} tensors, the {len(self.files)} safetensors "
                 f"files have {len(self._infos)}: fetch the model again, or config.json is not its"
             )
         for name, shape, dtypes in plan.tensors():
             info = self._typed_info(name, dtypes)
             if info.shape != tuple(shape):
-                raise BadModel(self._wrong_shape(info, shape))
+                raise BadModel(self.wrong_shape(info, shape))
 
     def _float_info(self, name: str) -> TensorInfo:
         return self._typed_info(name, FLOAT_DTYPES)
@@ -225,19 +280,19 @@ class Checkpoint:
         info = self.info(name)
         if info.dtype not in dtypes:
             raise BadModel(
-                f"{info.path}: tensor {shown(name)}{_layer_of(name)} has dtype {info.dtype}; this "
+                f"{info.path}: tensor {shown(name)}{layer_of(name)} has dtype {info.dtype}; this "
                 f"version reads {', '.join(dtypes)} there: fetch an unquantised release"
             )
         return info
 
-    def _wrong_shape(self, info: TensorInfo, expected: Iterable[int]) -> str:
+    def wrong_shape(self, info: TensorInfo, expected: Iterable[int]) -> str:
         return (
-            f"{info.path}: tensor {shown(info.name)}{_layer_of(info.name)} has shape "
+            f"{info.path}: tensor {shown(info.name)}{layer_of(info.name)} has shape "
             f"{list(info.shape)}, config.json asks for {list(expected)}"
         )
 
 
-def _layer_of(name: str) -> str:
+def layer_of(name: str) -> str:
     match = _LAYER.search(name)
     return f" of layer {match[1]}" if match else ""
 
@@ -252,7 +307,7 @@ def check_model_directory(path: Path) -> None:
     if not path.is_dir():
         if path.suffix.lower() == ".gguf":
             raise BadModel(
-                f"{path}: GGUF is not supported yet by this version; give a directory with {wanted}"
+                f"{path}: a GGUF is converted before it runs: diskmoe convert {path} OUT, then give OUT"
             )
         raise BadModel(f"{path}: a file; give a directory with {wanted}")
     try:
@@ -265,8 +320,8 @@ def check_model_directory(path: Path) -> None:
         ggufs = [name for name in names if name.lower().endswith(".gguf")]
         if ggufs:
             raise BadModel(
-                f"{path}: holds {shown(ggufs[0])}, and GGUF is not supported yet by this version; "
-                f"fetch the model's safetensors release (looked for {wanted})"
+                f"{path}: holds {shown(ggufs[0])}: a GGUF is converted before it runs, give its path: "
+                f"diskmoe convert {path / ggufs[0]} OUT"
             )
         raise BadModel(f"{path}: no safetensors file among its {len(names)} (looked for {wanted})")
     if "config.json" not in names:
@@ -307,7 +362,7 @@ def _open_indexed(path: Path) -> tuple[dict[str, TensorInfo], list[Header]]:
     for name, shard in weight_map.items():
         if name not in headers[shard].tensors:
             raise BadModel(
-                f"{path / shard}: tensor {shown(name)}{_layer_of(name)} is missing, although "
+                f"{path / shard}: tensor {shown(name)}{layer_of(name)} is missing, although "
                 f"{INDEX_NAME} says it is there; fetch both again"
             )
         infos[name] = headers[shard].tensors[name]

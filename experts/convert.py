@@ -12,7 +12,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +95,12 @@ def convert(
     dense_format: str | None = "q8",
     progress: Progress | None = None,
     threads: int = 2,
+    made: Mapping[str, bytes] | None = None,
 ) -> Conversion:
     """Write the container `out_dir`. A format of None keeps the checkpoint's own precision.
+
+    `made` has the files that lie beside the tensors, for a checkpoint that is no directory to copy
+    them from; one of them is config.json.
 
     Raises BadModel for a checkpoint that does not fit its plan and for an `out_dir` that is
     somebody else's (nothing is left behind then), BadOutput when it cannot be written or another
@@ -107,7 +111,7 @@ def convert(
     out = Path(out_dir)
     checkpoint.verify(plan)
     manifest = Manifest(checkpoint, plan, expert_format, dense_format)
-    job = _Job(checkpoint, manifest, out, progress)
+    job = _Job(checkpoint, manifest, out, progress, made)
     with job.disk_errors():
         if _is_done(out, manifest.facts):
             return job.summary(time.perf_counter() - begin, kept=job.total_nbytes)
@@ -160,13 +164,19 @@ class _Job:
     """One conversion under way."""
 
     def __init__(
-        self, checkpoint: Checkpoint, manifest: Manifest, out: Path, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        manifest: Manifest,
+        out: Path,
+        progress: Progress | None,
+        made: Mapping[str, bytes] | None,
     ) -> None:
         self.checkpoint, self.manifest, self.out = checkpoint, manifest, out
         self.partial = out.with_name(out.name + ".partial")
         self.sizes = manifest.sizes()
         self.total_nbytes = sum(self.sizes.values())
-        self.copied = side_files(checkpoint.path)
+        self.made = made or {}
+        self.copied = side_files(checkpoint.path) if made is None else list(made)
         self.kept: set[str] = set()
         self._progress = progress
         self._done_nbytes = 0
@@ -252,7 +262,7 @@ class _Job:
             for name in self.copied:
                 target = self.partial / name
                 target.parent.mkdir(exist_ok=True)
-                _copy(self.checkpoint.path / name, target)
+                _place(self.made.get(name, self.checkpoint.path / name), target)
             _sync_directory(self.partial)
             if self.out.exists():
                 self.out.rmdir()  # it was empty
@@ -345,9 +355,13 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _copy(source: Path, target: Path) -> None:
+def _place(source: Path | bytes, target: Path) -> None:
+    """Copy a file, or write its contents, whole or not at all."""
     temporary = target.with_name(target.name + ".tmp")
-    shutil.copyfile(source, temporary)
+    if isinstance(source, bytes):
+        temporary.write_bytes(source)
+    else:
+        shutil.copyfile(source, temporary)
     with open(temporary, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(temporary, target)

@@ -45,7 +45,7 @@ class Manifest:
         matrices = [tensor for tensor in plan.dense if tensor.kind == "matrix"]
         if dense_format is None:
             own = {checkpoint.own_format(tensor.name) for tensor in matrices}
-            dense_format = "bf16" if own == {"bf16"} else "f32"
+            dense_format = own.pop() if len(own) == 1 else "f32"
         facts = Facts(
             dense_format=dense_format,
             expert_format=expert_format or own_expert_format(checkpoint, plan),

@@ -4,14 +4,13 @@ The rule of this file: it knows where bytes lie and what they mean, and reads no
 is given room and a function that reads into it. `checkpoint.ExpertTensors` says what the forms are.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, TensorPlan
+from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, Read, TensorPlan
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import GROUP, Quantised, dequantise
 from diskmoe.experts.reader import through_nbytes
@@ -27,7 +26,6 @@ from diskmoe.experts.tiles import (
 )
 
 Weights = npt.NDArray[np.float32] | npt.NDArray[np.uint16] | Quantised  # u16: the bits of bf16
-Read = Callable[[TensorInfo, Bytes], Bytes]  # (what to read, room for it) -> its bytes in the room
 
 CODES = "mxfp4"  # the format that keeps codes exactly
 
