@@ -46,8 +46,9 @@ class GgufCheckpoint(Checkpoint):
         tensors = {name: info for header in files for name, info in header.tensors.items()}
         super().__init__(path, config_of(metadata, tensors), tensors, files)
         self.metadata = metadata
-        architecture = ARCHITECTURES[metadata.value("general.architecture", str)]
-        self._recipes, self._left = recipes_of(architecture, self.config, tensors)
+        architecture = metadata.value("general.architecture", str)
+        self._mtp_layers = metadata.integer(f"{architecture}.nextn_predict_layers", 0)
+        self._recipes, self._left = recipes_of(ARCHITECTURES[architecture], self.config, tensors)
         self._made: tuple[str, Floats] | None = None  # the last tensor that was more than rows
 
     @classmethod
@@ -153,8 +154,9 @@ class GgufCheckpoint(Checkpoint):
             for info in recipe.sources
         ]
         layers = {layer.layer for layer in plan.experts}
+        heads = range(plan.n_layers, plan.n_layers + self._mtp_layers)  # which need not be run
         for info in [*self._left, *unused, *experts_beside(layers, self._infos)]:
-            if layer_number(info.name) < plan.n_layers:  # or an MTP head that is not run
+            if layer_number(info.name) not in heads:
                 raise BadModel(
                     f"{info.path}: tensor {shown(info.name)} {list(info.shape)} has no place in this "
                     f"{self.config['model_type']} model: without it the text would be another one"
