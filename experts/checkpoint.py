@@ -231,11 +231,9 @@ class Checkpoint:
         """Rows from `begin` on, as many as `layout` has, packed as it says."""
         return pack(self.rows(name, begin, begin + layout.rows), layout)
 
-    def experts(self, plan: TensorPlan, layer: ExpertTensors) -> LayerExperts:
-        """What takes the experts of a layer out of this checkpoint."""
-        from diskmoe.experts.stored import StoredExperts  # which is made of this class
-
-        return StoredExperts(self, plan, layer)
+    def experts(self, plan: TensorPlan, layer: ExpertTensors) -> LayerExperts | None:
+        """What takes the experts of a layer out of this checkpoint; None: `stored.StoredExperts`."""
+        return None
 
     def pack(self, name: str, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
         """The matrix packed as `layout`, u8 (nbytes,).

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, LayerExperts, TensorPlan, layer_of
+from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, TensorPlan, layer_of
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.gguf_blocks import (
     FLOATS,
@@ -114,7 +114,7 @@ class GgufCheckpoint(Checkpoint):
         out[:] = packed
         return out
 
-    def experts(self, plan: TensorPlan, layer: ExpertTensors) -> LayerExperts:
+    def experts(self, plan: TensorPlan, layer: ExpertTensors) -> GgufExperts:
         return GgufExperts(self.path, self._infos, plan, layer.layer)
 
     def expert_types(self, plan: TensorPlan) -> set[str]:

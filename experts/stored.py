@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, Read, TensorPlan
+from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, LayerExperts, Read, TensorPlan
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import GROUP, Quantised, dequantise
 from diskmoe.experts.reader import through_nbytes
@@ -28,6 +28,11 @@ from diskmoe.experts.tiles import (
 Weights = npt.NDArray[np.float32] | npt.NDArray[np.uint16] | Quantised  # u16: the bits of bf16
 
 CODES = "mxfp4"  # the format that keeps codes exactly
+
+
+def experts_of(checkpoint: Checkpoint, plan: TensorPlan, layer: ExpertTensors) -> LayerExperts:
+    """What takes the experts of a layer out of a checkpoint."""
+    return checkpoint.experts(plan, layer) or StoredExperts(checkpoint, plan, layer)
 
 
 class StoredExperts:

@@ -198,7 +198,7 @@ def make(name: str, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Make the GGUF fixtures of tests/golden/gguf.")
     parser.add_argument("names", nargs="*")
     names = parser.parse_args().names or list(FIXTURES)
     out = Path(__file__).resolve().parents[1] / "tests" / "golden" / "gguf"
