@@ -311,12 +311,12 @@ class Model:
             raise BadRequest("a stop string needs a tokenizer, and this model has none")
         stats = RunStats(cache_state=self._cache_state(), recall=self._transformer.new_recall())
         valid = self.config.vocab if tokenizer is None else tokenizer.valid_mask
-        drafts = None
-        if grammar is not None and self.options.draft_rows:
-            if isinstance(grammar, str):
-                grammar = load_grammar(grammar)
-            drafts = composer_of(grammar, self.text, prompt, self.options, self._say)
-            stats.drafts = drafts.accounts
+        if isinstance(grammar, str):
+            grammar = load_grammar(grammar)
+        vocab = self.config.vocab
+        drafts = composer_of(grammar, self.text, prompt, vocab, self.options, self._say)
+        if drafts is not None:
+            stats.drafts, stats.planner = drafts.accounts, drafts.planner
         self._runs += 1
         tokens = decode(
             self._transformer,

@@ -17,6 +17,7 @@ import numpy as np
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.stats import Counters, Phase, RunStats, snapshot
+from diskmoe.mtp.source import Draft
 from diskmoe.mtp.verify import verify
 
 
@@ -55,7 +56,8 @@ class Picker(Protocol):
 class Drafts(Protocol):
     """What the loop asks of drafting: see ``diskmoe.mtp.compose.Composer``."""
 
-    def propose(self, room: int) -> list[int]: ...
+    def propose(self, room: int) -> list[Draft]: ...
+    def forwarded(self, seconds: float, waited: float, misses: Sequence[float]) -> None: ...
     def emitted(self, token: int) -> bool: ...
 
 
@@ -92,6 +94,7 @@ def decode(
     on_forward: Callable[[], None] = lambda: None,
     drafts: Drafts | None = None,
     on_verified: Callable[[int], None] = lambda rows: None,
+    on_rows: Callable[[Sequence[int]], None] = lambda following: None,
 ) -> Generator[int, None, None]:
     """Yields the tokens that follow a prompt, the stop token among them.
 
@@ -109,6 +112,8 @@ def decode(
         drafts: what may follow, asked before each decode forward; it changes how many forwards the
             tokens take and nothing else.
         on_verified: called after a forward with drafts, with how many of its rows were of use.
+        on_rows: called after each forward, a prompt's chunks among them, with the tokens that
+            follow its rows, one for each row that was of use: for what learns from hidden states.
 
     The cache holds every token that was emitted but the last, and the rest of a forward's tokens
     where a caller stops within them.
@@ -122,7 +127,7 @@ def decode(
     stats.stop_reason = "stopped"
     started = time.perf_counter()
     target.kv.trim(reused)
-    _prefill(target, prompt_ids, reused, prefill_chunk, stats, on_prefill, on_forward)
+    _prefill(target, prompt_ids, reused, prefill_chunk, stats, on_prefill, on_forward, on_rows)
     decode_started = time.perf_counter()
     stops = frozenset(stop_ids)
     pending = int(prompt_ids[-1])
@@ -131,10 +136,18 @@ def decode(
         room = min(limit - stats.tokens, target.kv.capacity - before) - 1
         guesses = drafts.propose(room) if drafts is not None and room > 0 else []
         wanted = "all" if guesses else "last"
-        logits = _forward(target, [pending, *guesses], wanted, stats.decode)
+        ids = [pending, *(guess.token for guess in guesses)]
+        began, waited = time.perf_counter(), stats.decode.read_wait_seconds
+        misses = stats.decode.misses
+        logits = _forward(target, ids, wanted, stats.decode)
         tokens = verify(picker.pick, logits, guesses, stops)
         del logits  # or two forwards' would live at once
+        if drafts is not None:
+            waited = stats.decode.read_wait_seconds - waited
+            each = (stats.decode.misses - misses) / len(ids)
+            drafts.forwarded(time.perf_counter() - began, waited, [each] * len(ids))
         on_forward()
+        on_rows(tokens)
         if guesses:
             target.kv.trim(before + len(tokens))
             on_verified(len(tokens))
@@ -173,6 +186,7 @@ def _prefill(
     stats: RunStats,
     on_prefill: Callable[[int, int], None] | None,
     on_forward: Callable[[], None],
+    on_rows: Callable[[Sequence[int]], None],
 ) -> None:
     started = time.perf_counter()
     rows = len(prompt_ids) - 1
@@ -183,6 +197,7 @@ def _prefill(
             tell = partial(_tell_layer, on_prefill, begin, end, rows)
         _forward(target, prompt_ids[begin:end], "none", stats.prefill, tell)
         on_forward()
+        on_rows(prompt_ids[begin + 1 : end + 1])
         stats.prefill.seconds = time.perf_counter() - started
 
 

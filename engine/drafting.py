@@ -14,6 +14,9 @@ from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.grammar_source import GrammarSource
+from diskmoe.mtp.ngram import NgramSource
+from diskmoe.mtp.planner import Planner
+from diskmoe.mtp.source import DraftSource
 
 Say = Callable[[str], None]
 
@@ -41,22 +44,43 @@ def grammar_of(grammar: str | None, schema: str | None, text: TextSide, say: Say
 
 
 def composer_of(
-    grammar: Grammar, text: TextSide, prompt: Prompt, options: Options, say: Say
-) -> Composer:
-    """What drafts for one run. Raises BadRequest when the model has no tokenizer."""
-    tokenizer = _tokenizer(text)
+    grammar: Grammar | None,
+    text: TextSide,
+    prompt: Prompt,
+    vocab: int,
+    options: Options,
+    say: Say,
+) -> Composer | None:
+    """What drafts for one run; None: nothing does. ``vocab``: ids of the model are below it.
+
+    Raises:
+        BadRequest: a grammar where the model has no tokenizer.
+    """
+    forced: list[DraftSource] = []
+    others: list[DraftSource] = []
+    if grammar is not None and options.span:
+        forced.append(_grammar_source(grammar, text, prompt, options))
+    if options.ngram and options.draft != 0:
+        others.append(NgramSource(prompt.ids))
+    if not options.draft_rows or not (forced or others):
+        return None
+    planner = Planner(options.draft)
+    return Composer(forced, others, vocab, options.draft_rows, planner, options.guard, say)
+
+
+def _grammar_source(
+    grammar: Grammar, text: TextSide, prompt: Prompt, options: Options
+) -> GrammarSource:
     tags, thinking = text.thinking(prompt.ids)
-    source = GrammarSource(
+    return GrammarSource(
         Automaton(grammar),
-        tokenizer,
+        _tokenizer(text),
         prompt.ids,
-        cap=options.draft_rows,
+        cap=options.span,
         continues=not prompt.in_chat,
         tags=tags,
         thinking=thinking,
     )
-    vocab, most = tokenizer.vocab_size, options.draft_rows
-    return Composer([source], prompt.ids, vocab, most, options.guard, say)
 
 
 def _tokenizer(text: TextSide) -> TextTokenizer:

@@ -55,8 +55,10 @@ class Options:
     kv: format of the KV cache, f32, f16 or q8; all but f32 change the text. disk_bps: the bytes a
     second that reading experts is held down to. verify: compare each expert's checksum once.
     usage: folder of what is learned from runs, of which pin_gb GiB stay in memory; None: nothing is.
-    draft_rows: most drafts of a forward, for which memory is planned; 0: none. guard: switch drafts
-    off that are mostly wrong.
+    draft_rows: most drafts of a forward, for which memory is planned; 0: none. span: most of
+    them in a row that a grammar forces. draft: so many others in each forward; None: as many as
+    pay. ngram: draft what followed where the text's end stood before. guard: switch drafts off that
+    are mostly wrong.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -81,6 +83,9 @@ class Options:
     pin_gb: float | None = None
     longest_prompt: int | None = None
     draft_rows: int = DEFAULT_CAP
+    span: int = DEFAULT_CAP
+    draft: int | None = None
+    ngram: bool = True
     guard: bool = True
 
     def __post_init__(self) -> None:
@@ -96,10 +101,14 @@ class Options:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise BadRequest(f"{name} is {value!r}; it must be a whole number from {least} on")
-        if type(self.draft_rows) is not int or not 0 <= self.draft_rows <= MAX_CAP:
-            raise BadRequest(
-                f"draft_rows is {self.draft_rows!r}; it must be a whole number from 0 to {MAX_CAP}"
-            )
+        for name in ("draft_rows", "span", "draft"):
+            value = getattr(self, name)
+            if value is None and name == "draft":
+                continue
+            if type(value) is not int or not 0 <= value <= MAX_CAP:
+                raise BadRequest(
+                    f"{name} is {value!r}; it must be a whole number from 0 to {MAX_CAP}"
+                )
         for name in ("expert_bits", "dense_bits"):
             value = getattr(self, name)
             if value is not None and value not in (4, 8, 16, 32):

@@ -122,7 +122,9 @@ class Setting:
         return "--" + self.name.lower().replace("_", "-")
 
 
-NO_DRAFTS = "this version drafts from grammars only, and drafts never change the text"
+NO_DRAFTS = (
+    "this version drafts from grammars and earlier text only, and drafts never change the text"
+)
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("MODEL", _text, None, "model directory; without it the demo model", "DIR", "what"),
@@ -233,8 +235,23 @@ SETTINGS: tuple[Setting, ...] = (
         "speed",
     ),
     Setting("TRACE", _text, None, "write which experts each token chose to FILE", "FILE", "output"),
-    Setting("DRAFT", _integer(0, 48), None, "drafts per forward", "N", "drafts", NO_DRAFTS),
+    Setting(
+        "DRAFT",
+        _integer(0, MAX_CAP),
+        None,
+        "so many drafts in each forward besides a grammar's; else as many as pay",
+        "N",
+        "drafts",
+    ),
     Setting("MTP", switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
+    Setting(
+        "NGRAM",
+        switch,
+        True,
+        "draft what followed where the text's last tokens stood before, in it or in the prompt",
+        "0|1",
+        "drafts",
+    ),
     Setting(
         "GRAMMAR",
         _text,

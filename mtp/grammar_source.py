@@ -6,11 +6,12 @@ source = GrammarSource(automaton, tokenizer, prompt_ids, cap=24)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, Spans, Tokenizer
 from diskmoe.grammar_draft.walker import Walker
+from diskmoe.mtp.source import Draft
 
 Tags = tuple[str, str]
 
@@ -19,6 +20,8 @@ class GrammarSource:
     """Drafts for one text that may follow a grammar, or leave it at any time."""
 
     name = "grammar"
+    prior = (0.98,)
+    cheap = True
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class GrammarSource:
         anew. tags: of the model's thinking blocks; thinking: the prompt has opened one."""
         walker = Walker(automaton, None if tags is None else (tags[0].encode(), tags[1].encode()))
         self._spans = Spans(walker, tokenizer, cap)
+        self._cap = cap
         if continues:
             self._spans.accept(prompt)
         else:
@@ -44,8 +48,10 @@ class GrammarSource:
     def gave_up(self) -> str:
         return self._spans.walker.off
 
-    def propose(self, history: Sequence[int], room: int) -> list[int]:
-        return self._spans.propose(room)
+    def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
+        """A whole span, behind other drafts too where their bytes fit."""
+        for token in self._spans.propose(self._cap, chain):
+            yield Draft(token)
 
     def observe(self, tokens: Sequence[int]) -> None:
         self._spans.accept(tokens)

@@ -6,8 +6,34 @@ judges every guess (``diskmoe.mtp.verify``), so a wrong one costs time and no te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+GRADES = 4  # classes of how sure a source is of a draft
+
+
+class Odds(NamedTuple):
+    """A distribution over tokens: those that are not named have none of it."""
+
+    ids: npt.NDArray[np.int32]  # (n,), ascending
+    probs: npt.NDArray[np.float64]  # (n,), sum 1
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A guess of one token.
+
+    grade: how sure the source is, 0 to GRADES - 1 in classes of its own, the surest last; what
+    they are worth is learned. odds: what the token was drawn from; None: it is all the source says.
+    """
+
+    token: int
+    grade: int = 0
+    odds: Odds | None = None
 
 
 class DraftSource(Protocol):
@@ -23,10 +49,26 @@ class DraftSource(Protocol):
         """Why it will not draft any more in this text; "" while it may."""
         ...
 
-    def propose(self, history: Sequence[int], room: int) -> Sequence[int]:
-        """At most `room` (>= 1) token ids that should follow `history`, which is the prompt and all
-        that was emitted; none where the source has no idea. What is longer is cut, and so is a
-        proposal at an id that the model does not have."""
+    @property
+    def prior(self) -> tuple[float, ...]:
+        """How often its first, second, ... draft is probably right where those before it were,
+        until that was seen. The last holds for all behind it."""
+        ...
+
+    @property
+    def cheap(self) -> bool:
+        """Whether drafts are looked up, so that asking costs next to nothing; else each takes a
+        forward of some model, and the source is asked where that is likely to pay."""
+        ...
+
+    def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
+        """What should follow all that was emitted, and then `chain`: drafts of other sources that
+        stand before these in the same forward and are not judged yet.
+
+        One by one, each worked out when it is asked for: the caller stops, and closes the iterator,
+        when it has enough. None where the source has no idea. What was tried on the way leaves no
+        trace in the source. A draft that is no id of the model ends them.
+        """
         ...
 
     def observe(self, tokens: Sequence[int]) -> None:

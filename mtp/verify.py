@@ -15,13 +15,15 @@ from collections.abc import Callable, Container, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.mtp.source import Draft
+
 Pick = Callable[[npt.NDArray[np.float32]], int]
 
 
 def verify(
     pick: Pick,
     logits: npt.NDArray[np.float32],
-    drafts: Sequence[int],
+    drafts: Sequence[Draft],
     stops: Container[int] = (),
 ) -> list[int]:
     """The tokens that a forward is good for: drafts that were right, then one that the model picked.
@@ -33,6 +35,6 @@ def verify(
     for place, row in enumerate(logits):
         token = pick(row)
         tokens.append(token)
-        if place == len(drafts) or token != drafts[place] or token in stops:
+        if place == len(drafts) or token != drafts[place].token or token in stops:
             break
     return tokens

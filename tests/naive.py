@@ -216,3 +216,39 @@ def route(
     if renorm:
         weights /= weights.sum(axis=1, keepdims=True) + (1e-20 if score == "sigmoid" else 0)
     return ids, weights * scale
+
+
+def lookup(text: Sequence[int], chain: Sequence[int], count: int) -> list[tuple[int, int]]:
+    """(token, grade) of at most ``count`` drafts behind text + chain, by looking at every place."""
+    context, found = [*text, *chain], []
+    while len(found) < count:
+        for n in (5, 2):
+            ends = [
+                end
+                for end in reversed(range(n, len(text)))
+                if len(context) >= n and list(text[end - n : end]) == context[-n:]
+            ][:8]
+            if ends:
+                break
+        else:
+            break
+        best = max(ends, key=lambda end: _in_common(text[:end], context))
+        votes = [text[end] for end in ends].count(text[best])
+        sure = _in_common(text[:best], context)
+        if votes == len(ends):
+            sure += (0, 3, 6)[min(votes, 3) - 1]
+        elif votes * 2 <= len(ends):
+            sure = sure // 3
+        if sure < 3:
+            break
+        found.append((text[best], (sure >= 5) + (sure >= 8) + (sure >= 12)))
+        context.append(text[best])
+    return found
+
+
+def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How long a tail, up to 32, two texts share."""
+    count = 0
+    while count < min(32, len(one), len(other)) and one[-1 - count] == other[-1 - count]:
+        count += 1
+    return count

@@ -1,6 +1,6 @@
 """The decode loop on a model that is a table: what it feeds, counts, and when it stops."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +10,8 @@ from diskmoe.engine.decode import decode
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.stats import RunStats
 from diskmoe.mtp.compose import Composer
+from diskmoe.mtp.planner import Planner
+from diskmoe.mtp.source import Draft
 
 
 @dataclass
@@ -143,18 +145,22 @@ class Guesses:
     wrong: int = 1000
     name: str = "guesses"
     gave_up: str = ""
+    prior: tuple[float, ...] = (1.0,)
+    cheap: bool = True
+    last: int = 0
 
-    def propose(self, history: Sequence[int], room: int) -> list[int]:
-        ahead = range(history[-1] + 1, history[-1] + 1 + self.length)
-        return [0 if token % self.wrong == 0 else token % 50 for token in ahead]
+    def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
+        for token in range(self.last + 1, self.last + 1 + self.length):
+            yield Draft(0 if token % self.wrong == 0 else token % 50)
 
     def observe(self, tokens: Sequence[int]) -> None:
-        pass
+        self.last = tokens[-1]
 
 
 def drafted(target: CountingUp, prompt: list[int], source: Guesses, **more):
     """The tokens, the stats, and the accounts' sums, which are checked."""
-    composer = Composer([source], prompt, target.vocab_size, most=24)
+    source.observe(prompt)
+    composer = Composer([], [source], target.vocab_size, most=24, planner=Planner(fixed=24))
     tokens, stats = run(target, prompt, drafts=composer, **more)
     account = composer.accounts["guesses"]
     assert stats.tokens == len(tokens) == stats.sampled + account.accepted
@@ -206,7 +212,10 @@ def test_a_stop_token_inside_drafts_ends_the_run() -> None:
 
 
 def test_a_caller_that_leaves_within_a_forward_leaves_accounts_that_add_up() -> None:
-    stats, composer = RunStats(), Composer([Guesses(5)], [1], 50, most=24)
+    stats, composer = (
+        RunStats(),
+        Composer([], [Guesses(5, last=1)], 50, most=24, planner=Planner(fixed=24)),
+    )
     tokens = decode(CountingUp(), [1], Greedy(), limit=9, stats=stats, drafts=composer)
     assert [next(tokens), next(tokens)] == [2, 3]
     tokens.close()

@@ -1,6 +1,7 @@
 """A grammar as a draft source: where a text begins, what it learns from its prompt, when it ends."""
 
 from collections.abc import Sequence
+from itertools import islice
 
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.gbnf import parse
@@ -29,7 +30,7 @@ def source(prompt: bytes, grammar: str = ROWS, **more) -> GrammarSource:
 
 
 def said(drafts: GrammarSource, room: int = 24) -> bytes:
-    return bytes(drafts.propose([], room))
+    return bytes(draft.token for draft in islice(drafts.drafts([]), room))
 
 
 def test_an_answer_begins_anew_and_is_drafted_from_its_first_fitting_byte() -> None:

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 
 from diskmoe.engine.sampling import Sampler, Sampling
-from diskmoe.mtp.verify import verify
+from diskmoe.mtp import verify as rule
+from diskmoe.mtp.source import Draft
 
 VOCAB = 6
+
+
+def verify(pick: rule.Pick, logits: np.ndarray, tokens: list[int], stops=()) -> list[int]:
+    return rule.verify(pick, logits, [Draft(token) for token in tokens], stops)
 
 
 def rows(*likeliest: int) -> np.ndarray:
