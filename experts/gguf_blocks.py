@@ -49,7 +49,8 @@ def keeps_numbers(kind: str, fmt: str) -> bool:
 
 
 def wide(raw: Bytes, kind: str, cols: int) -> Floats:
-    """A type's bytes, u8 of whole rows -> f32 (rows, cols), exactly."""
+    """A type's bytes, u8 of whole rows, in any shape -> f32 (rows, cols), exactly."""
+    raw = np.ascontiguousarray(raw).reshape(-1)
     if kind == "F32":
         return raw.view(np.float32).reshape(-1, cols)
     if kind == "F16":

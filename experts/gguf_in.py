@@ -10,9 +10,12 @@ model does not ask for is refused.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, TensorPlan, layer_of
 from diskmoe.experts.errors import BadModel
@@ -24,17 +27,11 @@ from diskmoe.experts.gguf_blocks import (
     refuse_unsupported,
     wide,
 )
-from diskmoe.experts.gguf_config import config_of
 from diskmoe.experts.gguf_experts import GgufExperts
+from diskmoe.experts.gguf_families import config_of
 from diskmoe.experts.gguf_file import Metadata, read_gguf
-from diskmoe.experts.gguf_names import (
-    ARCHITECTURES,
-    Order,
-    Recipe,
-    experts_beside,
-    layer_number,
-    recipes_of,
-)
+from diskmoe.experts.gguf_names import ARCHITECTURES, experts_beside, layer_number, recipes_of
+from diskmoe.experts.gguf_recipes import Recipe
 from diskmoe.experts.safetensors_io import Header, TensorInfo, read_into, shown
 from diskmoe.experts.tiles import Bytes, Floats, MatrixLayout, pack, pack_values
 
@@ -78,9 +75,8 @@ class GgufCheckpoint(Checkpoint):
 
     def own_format(self, name: str) -> str:
         recipe = self._recipe(name)
-        if recipe.make is not None:
-            return "f32"
-        return own_format(recipe.sources[0].dtype)
+        own = {own_format(info.dtype) for info in recipe.sources}
+        return own.pop() if recipe.make is None and len(own) == 1 else "f32"
 
     def f32(self, name: str) -> Floats:
         shape = self._recipe(name).shape
@@ -90,21 +86,23 @@ class GgufCheckpoint(Checkpoint):
         """Rows begin..end-1 in f32."""
         recipe = self._recipe(name)
         if recipe.make is None:
-            return _wide_rows(recipe.sources[0], begin, end, recipe.order)
+            return _gathered(recipe, begin, end, _wide)
         if self._made is None or self._made[0] != name:
             self._made = None  # one at a time is in memory
-            whole = [
-                _wide_rows(info, 0, _matrix(info)[0]).reshape(info.shape) for info in recipe.sources
+            whole = [_wide(info, _read(info, 0, _rows(info))) for info in recipe.sources]
+            shaped = [
+                rows.reshape(info.shape) for rows, info in zip(whole, recipe.sources, strict=True)
             ]
-            self._made = (name, np.ascontiguousarray(recipe.make(*whole)).reshape(recipe.shape))
+            self._made = (name, np.ascontiguousarray(recipe.make(*shaped)).reshape(recipe.shape))
         return self._made[1][begin:end]
 
     def pack_part(self, name: str, begin: int, layout: MatrixLayout) -> Bytes:
         recipe = self._recipe(name)
-        info = recipe.sources[0]
-        if recipe.make is None and keeps_codes(info.dtype, layout.format):
-            raw = _raw_rows(info, begin, begin + layout.rows, recipe.order)
-            return pack_values(numbers(raw, info.dtype, layout.cols, layout.format), layout)
+        kinds = {info.dtype for info in recipe.sources}
+        kind = kinds.pop()
+        if recipe.make is None and not kinds and keeps_codes(kind, layout.format):
+            raw = _gathered(recipe, begin, begin + layout.rows, lambda info, raw: raw)
+            return pack_values(numbers(raw, kind, layout.cols, layout.format), layout)
         return pack(self.rows(name, begin, begin + layout.rows), layout)
 
     def pack(self, name: str, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
@@ -172,24 +170,46 @@ class GgufCheckpoint(Checkpoint):
         return recipe
 
 
-def _matrix(info: TensorInfo) -> tuple[int, int]:
-    """(rows, columns) of all of a tensor's matrices; a vector has rows of one."""
-    rows, cols = 1, info.shape[-1] if len(info.shape) > 1 else 1
+def _rows(info: TensorInfo) -> int:
+    """Rows of all of a tensor's matrices; a vector has rows of one number."""
+    rows = 1
     for dimension in info.shape[:-1] or info.shape:
         rows *= dimension
-    return rows, cols
+    return rows
 
 
-def _raw_rows(info: TensorInfo, begin: int, end: int, order: Order | None = None) -> Bytes:
-    """The bytes of rows begin..end-1, or of those that `order` has there."""
-    row_nbytes = info.nbytes // _matrix(info)[0]
-    wanted = None if order is None else order[begin:end]
-    if wanted is not None:
-        begin, end = int(wanted.min()), int(wanted.max()) + 1
+def _read(info: TensorInfo, begin: int, end: int) -> Bytes:
+    """The bytes of rows begin..end-1, u8 (rows, bytes of a row)."""
+    row_nbytes = info.nbytes // _rows(info)
     raw = np.empty((end - begin) * row_nbytes, np.uint8)
     read_into(info.path, info.offset + begin * row_nbytes, raw)
-    return raw if wanted is None else raw.reshape(-1, row_nbytes)[wanted - begin].reshape(-1)
+    return raw.reshape(-1, row_nbytes)
 
 
-def _wide_rows(info: TensorInfo, begin: int, end: int, order: Order | None = None) -> Floats:
-    return wide(_raw_rows(info, begin, end, order), info.dtype, _matrix(info)[1])
+def _wide(info: TensorInfo, raw: Bytes) -> Floats:
+    return wide(raw, info.dtype, info.shape[-1] if len(info.shape) > 1 else 1)
+
+
+def _gathered(
+    recipe: Recipe, begin: int, end: int, taken: Callable[[TensorInfo, Bytes], npt.NDArray[Any]]
+) -> npt.NDArray[Any]:
+    """Rows begin..end-1 of what the sources are, one behind the other and in the recipe's order:
+    what `taken` gives for the bytes of a source's rows."""
+    wanted = np.arange(begin, end) if recipe.order is None else recipe.order[begin:end]
+    found: list[tuple[npt.NDArray[np.intp], npt.NDArray[Any]]] = []  # (places among them, rows)
+    first = 0
+    for info in recipe.sources:
+        rows = _rows(info)
+        places = np.flatnonzero((wanted >= first) & (wanted < first + rows))
+        if len(places):
+            own = wanted[places] - first
+            least = int(own.min())
+            raw = _read(info, least, int(own.max()) + 1)
+            found.append((places, taken(info, raw[own - least])))
+        first += rows
+    if len(found) == 1:
+        return found[0][1]
+    gathered = np.empty((len(wanted), found[0][1].shape[1]), found[0][1].dtype)
+    for places, part in found:
+        gathered[places] = part
+    return gathered
