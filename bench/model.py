@@ -139,9 +139,9 @@ class Synthetic:
             yield Block(block.format, block.first_row, values, scales)
 
     def vector(self, tensor: DenseTensor) -> npt.NDArray[np.float32]:
-        """A norm (ones), biases or sinks (zeros) or a router."""
+        """A norm (ones), biases, sinks or the switch of a shared expert (zeros), or a router."""
         names = FAMILIES[self.config.family].names
-        if tensor.name.endswith((names.correction_bias, names.sinks, ".bias")):
+        if tensor.name.endswith((names.correction_bias, names.sinks, names.shared_switch, ".bias")):
             return np.zeros(tensor.shape, np.float32)
         if not tensor.name.endswith(names.router):
             return np.ones(tensor.shape, np.float32)

@@ -3,7 +3,8 @@
 Each is the model's own ``config.json`` as far as it says anything about shapes and arithmetic, so
 that a synthetic model goes through the same code as the real one. Sources: the configs published
 with the models (Qwen/Qwen3-30B-A3B, allenai/OLMoE-1B-7B-0924, zai-org/GLM-4.5-Air,
-openai/gpt-oss-20b).
+openai/gpt-oss-20b, mistralai/Mixtral-8x7B-v0.1, Qwen/Qwen1.5-MoE-A2.7B, MiniMaxAI/MiniMax-M2,
+ibm-granite/granite-3.1-3b-a800m-base).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Shape:
 
     name: str
     config: Mapping[str, Any]
-    gguf_arch: str
+    gguf_arch: str | None  # None: it is not written as GGUF
 
     def cut(self, layers: int | None = None, vocab: int | None = None) -> dict[str, Any]:
         """A config.json of this shape with so many layers and token ids; None: as the model has.
@@ -160,6 +161,101 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
                 "rms_norm_eps": 1e-5,
             },
             "gpt-oss",
+        ),
+        "mixtral-8x7b": Shape(
+            "mixtral-8x7b",
+            {
+                **_COMMON,
+                "architectures": ["MixtralForCausalLM"],
+                "model_type": "mixtral",
+                "vocab_size": 32000,
+                "hidden_size": 4096,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "intermediate_size": 14336,
+                "num_local_experts": 8,
+                "num_experts_per_tok": 2,
+                "max_position_embeddings": 32768,
+                "rope_theta": 1000000.0,
+                "rms_norm_eps": 1e-5,
+            },
+            None,
+        ),
+        "qwen1.5-moe": Shape(
+            "qwen1.5-moe",
+            {
+                **_COMMON,
+                "architectures": ["Qwen2MoeForCausalLM"],
+                "model_type": "qwen2_moe",
+                "vocab_size": 151936,
+                "hidden_size": 2048,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 16,
+                "intermediate_size": 5632,
+                "moe_intermediate_size": 1408,
+                "shared_expert_intermediate_size": 5632,
+                "num_experts": 60,
+                "num_experts_per_tok": 4,
+                "norm_topk_prob": False,
+                "decoder_sparse_step": 1,
+                "use_sliding_window": False,
+                "max_position_embeddings": 8192,
+                "rope_theta": 1000000.0,
+                "rms_norm_eps": 1e-6,
+            },
+            None,
+        ),
+        "minimax-m2": Shape(
+            "minimax-m2",
+            {
+                **_COMMON,
+                "architectures": ["MiniMaxM2ForCausalLM"],
+                "model_type": "minimax_m2",
+                "vocab_size": 200064,
+                "hidden_size": 3072,
+                "num_hidden_layers": 62,
+                "num_attention_heads": 48,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "rotary_dim": 64,
+                "intermediate_size": 1536,
+                "num_local_experts": 256,
+                "num_experts_per_tok": 8,
+                "scoring_func": "sigmoid",
+                "use_qk_norm": True,
+                "max_position_embeddings": 196608,
+                "rope_theta": 5000000,
+                "rms_norm_eps": 1e-6,
+            },
+            None,
+        ),
+        "granite-3.1-3b-a800m": Shape(
+            "granite-3.1-3b-a800m",
+            {
+                **_COMMON,
+                "architectures": ["GraniteMoeForCausalLM"],
+                "model_type": "granitemoe",
+                "tie_word_embeddings": True,
+                "vocab_size": 49155,
+                "hidden_size": 1536,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 24,
+                "num_key_value_heads": 8,
+                "intermediate_size": 512,
+                "num_local_experts": 40,
+                "num_experts_per_tok": 8,
+                "embedding_multiplier": 12.0,
+                "residual_multiplier": 0.22,
+                "attention_multiplier": 0.015625,
+                "logits_scaling": 6.0,
+                "attention_bias": False,
+                "max_position_embeddings": 131072,
+                "rope_theta": 10000000.0,
+                "rms_norm_eps": 1e-6,
+            },
+            None,
         ),
     }
 )

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from diskmoe.engine.errors import BadModel, BadRequest, OutOfBudget
@@ -17,7 +18,7 @@ from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
-from diskmoe.engine.model.weights import dense_bytes, loader_bytes
+from diskmoe.engine.model.weights import dense_bytes, loader_bytes, matrix_formats
 from diskmoe.engine.stats import peak_rss_bytes
 from diskmoe.engine.warmup import ready_kernels
 from diskmoe.experts.ahead import AHEAD_SLOTS
@@ -159,10 +160,11 @@ class Opened:
         """How experts are read, and why so."""
         return self.records.io_mode
 
-    @property
+    @cached_property
     def dense_formats(self) -> tuple[str, ...]:
-        """The formats of dense weights; the router is f32 always."""
-        return ("f32", self.dense_format or "bf16")
+        """The formats of dense weights, that of most bytes last; the router is f32 always."""
+        found = matrix_formats(self.source, self.config, self.dense_format)
+        return ("f32", *(fmt for fmt in found if fmt != "f32"))
 
     @property
     def kernel_formats(self) -> tuple[str, ...]:
@@ -322,7 +324,8 @@ def _scratch_bytes(opened: Opened, rows: int, drafts: int) -> int:
     counted one by one."""
     config, layout = opened.config, opened.records.record_layout
     rows, logit_rows = max(rows, 1 + drafts), 12 + drafts
-    working = scratch_bytes(config, rows, logit_rows, opened.context, layout, opened.dense_formats)
+    formats = opened.dense_formats
+    working = scratch_bytes(config, rows, logit_rows, opened.context, layout, formats, 1 + drafts)
     working += drafts * config.layers * PROGRAM_BYTES
     return opened.records.scratch_bytes + working + OTHER_BYTES
 
@@ -369,7 +372,9 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
             None if options.ram_gb is None else int(options.ram_gb * 2**30),
             base_bytes=held,
             dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
-            kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
+            kv_bytes=kv_cache_bytes(
+                config, opened.context, kv_format=options.kv, kept=1 + options.draft_rows
+            ),
             scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows),
             loader_bytes=loader_bytes(opened.source, config),
             slot_bytes=opened.records.record_layout.nbytes,

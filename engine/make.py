@@ -13,7 +13,7 @@ Say = Callable[[str], None]
 
 TARGETS = ("q4", "q4g64", "q8", "mxfp4", "fp8", "bf16", "f32", "keep")
 CONVERT_FLAGS = {"--experts": True, "--dense": True}
-CONVERT_SETTINGS = ("EXPERT_BITS", "DENSE_BITS", "THREADS", "DEBUG", "VERBOSE")
+CONVERT_SETTINGS = ("EXPERT_BITS", "DENSE_BITS", "RAM_GB", "THREADS", "DEBUG", "VERBOSE")
 DEMO_FLAGS = {"--form": True, "--export": True, "--wheel": True, "--force": False}
 DEMO_SETTINGS = ("CACHE_DIR", "DEBUG", "VERBOSE")
 WARMUP_FLAGS = {"--formats": True}
@@ -34,7 +34,8 @@ def convert_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> i
         raise BadRequest(f"convert cannot write to {places[1]!r}: name a new directory")
     from diskmoe.engine.converting import convert_model  # imports Numba
 
-    convert_model(source, out, experts, dense, say, values["THREADS"].value)
+    threads, ram_gb = values["THREADS"].value, values["RAM_GB"].value
+    convert_model(source, out, experts, dense, say, threads, ram_gb)
     say(f'next      MODEL={out} diskmoe "your question"')
     return 0
 

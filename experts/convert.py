@@ -24,6 +24,7 @@ from diskmoe.experts.container import (
     check_expert_file,
     experts_name,
     is_container,
+    pieces_in,
 )
 from diskmoe.experts.errors import BadModel, BadOutput, DiskFull, WriteFailed
 from diskmoe.experts.facts import Facts, read_facts
@@ -37,6 +38,7 @@ from diskmoe.experts.safetensors_io import (
     shown,
 )
 from diskmoe.experts.tiles import Bytes
+from diskmoe.experts.verify import verify
 
 # What a model directory has beside tensors (glob patterns). config.json comes last: it makes a
 # directory a model.
@@ -95,10 +97,12 @@ def convert(
     dense_format: str | None = "q8",
     progress: Progress | None = None,
     threads: int = 2,
+    checked: Progress | None = None,
     made: Mapping[str, bytes] | None = None,
 ) -> Conversion:
     """Write the container `out_dir`. A format of None keeps the checkpoint's own precision.
 
+    `progress` is told what was written, `checked` what was read back and found to be the same.
     `made` has the files that lie beside the tensors, for a checkpoint that is no directory to copy
     them from; one of them is config.json.
 
@@ -111,7 +115,7 @@ def convert(
     out = Path(out_dir)
     checkpoint.verify(plan)
     manifest = Manifest(checkpoint, plan, expert_format, dense_format)
-    job = _Job(checkpoint, manifest, out, progress, made)
+    job = _Job(checkpoint, manifest, out, progress, checked, made)
     with job.disk_errors():
         if _is_done(out, manifest.facts):
             return job.summary(time.perf_counter() - begin, kept=job.total_nbytes)
@@ -169,6 +173,7 @@ class _Job:
         manifest: Manifest,
         out: Path,
         progress: Progress | None,
+        checked: Progress | None,
         made: Mapping[str, bytes] | None,
     ) -> None:
         self.checkpoint, self.manifest, self.out = checkpoint, manifest, out
@@ -178,7 +183,7 @@ class _Job:
         self.made = made or {}
         self.copied = side_files(checkpoint.path) if made is None else list(made)
         self.kept: set[str] = set()
-        self._progress = progress
+        self._progress, self._checked = progress, checked
         self._done_nbytes = 0
 
     @property
@@ -258,6 +263,7 @@ class _Job:
                         self._write_layer(layer, made)
         if DENSE_NAME not in self.kept:
             self._write_dense()
+        self._read_back()
         with self.disk_errors():
             for name in self.copied:
                 target = self.partial / name
@@ -268,6 +274,23 @@ class _Job:
                 self.out.rmdir()  # it was empty
             self.partial.rename(self.out)
             _sync_directory(self.out.parent)
+
+    def _read_back(self) -> None:
+        """Compare all that was written with its checksums, past the page cache where that works."""
+        done, pieces = (
+            0,
+            [p for name in self.sizes for p in pieces_in(read_header(self.partial / name))],
+        )
+        for piece, damage in verify(pieces):
+            if damage is not None:
+                piece.path.unlink(missing_ok=True)
+                raise WriteFailed(
+                    f"{damage}, just after it was written: the disk or the memory is not to be "
+                    f"trusted; {piece.path.name} was removed, run the same command to go on"
+                )
+            done += piece.nbytes
+            if self._checked is not None:
+                self._checked(done, self.total_nbytes, piece.path.name)
 
     def _check_room(self) -> None:
         missing = self._missing_nbytes()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.checkpoint import Read, TensorPlan
+from diskmoe.experts.checkpoint import TensorPlan
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.gguf_blocks import (
     FLOATS,
@@ -21,6 +21,7 @@ from diskmoe.experts.gguf_blocks import (
     refuse_unsupported,
     wide,
 )
+from diskmoe.experts.layer_experts import Read
 from diskmoe.experts.reader import through_nbytes
 from diskmoe.experts.safetensors_io import TensorInfo, shown
 from diskmoe.experts.tiles import (

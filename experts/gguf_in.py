@@ -63,15 +63,12 @@ class GgufCheckpoint(Checkpoint):
             counts[info.dtype] += info.nbytes
         return dict(counts.most_common())
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._recipes)
-
     def has(self, name: str) -> bool:
         return name in self._recipes
 
     def info(self, name: str) -> TensorInfo:
-        return self._recipe(name).sources[0]
+        """A tensor under the file's own name, or the first that one under the hub's is made of."""
+        return self._infos[name] if name in self._infos else self._recipe(name).sources[0]
 
     def own_format(self, name: str) -> str:
         recipe = self._recipe(name)

@@ -3,12 +3,13 @@
     pip install -e ".[oracle]"
     python scripts/make_golden.py [NAME ...]      # rewrites tests/golden/<name>/
 
-Each fixture is a random model of one family as its own ``save_pretrained`` writes it, in bf16, and
-``expected.json``: the prompt, the logits of every prompt row in f32, and the greedy tokens after it
-with the least gap between the best and the second best logit; and, for the model converted to
-q8/q8 and q4/q8, the logits that transformers gives with the dequantised weights. The plain test run
-checks them without torch, so that a machine without the oracle still notices a wrong forward. Numbers come from torch on the CPU in f32; another
-torch version may change their last digits, the committed files are the reference.
+Each fixture is a random model of one family as its own ``save_pretrained`` writes it, or as the hub
+has it, in bf16, and ``expected.json``: the prompt, the logits of every prompt row in f32, and the
+greedy tokens after it with the least gap between the best and the second best logit; and, for the
+model converted to q8/q8 and q4/q8, the logits that transformers gives with the dequantised weights.
+The plain test run checks them without torch, so that a machine without the oracle still notices a
+wrong forward. Numbers come from torch on the CPU in f32; another torch version may change their last
+digits, the committed files are the reference.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hub_layout import to_hub_layout
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from diskmoe.engine.model.config import read_config
@@ -50,6 +52,21 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
+}
+_HYBRID: dict[str, Any] = {
+    # what a random state answers may be near 0, which a norm without this would make rounding of
+    "rms_norm_eps": 4e-3,
+    "head_dim": 16,
+    "num_experts": 6,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "full_attention_interval": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "rope_theta": 1e5,
 }
 FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
@@ -110,23 +127,70 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 6,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 64,
+            "shared_expert_intermediate_size": 40,
+            "rope_theta": 1e6,
+        },
+    ),
+    "granitemoe": (
+        "granitemoe",
+        {
+            "num_local_experts": 6,
+            "intermediate_size": 32,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "mixtral": (
+        "mixtral",
+        {"num_local_experts": 6, "intermediate_size": 32, "rope_theta": 1e6, "sliding_window": 5},
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        {
+            "head_dim": 16,
+            "rotary_dim": 8,
+            "num_local_experts": 6,
+            "intermediate_size": 32,
+            "rope_theta": 1e5,
+        },
+    ),
+    "qwen3_next": (
+        "qwen3_next",
+        {**_HYBRID, "intermediate_size": 64, "mlp_only_layers": [1], "norm_topk_prob": True},
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe_text", _HYBRID),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_HYBRID, "linear_value_head_dim": 16}),
 }
+ZERO_CENTRED = ("qwen3_next", "qwen3_5_moe_text")  # norms, but those of delta layers
+AS_ON_THE_HUB = ("qwen3_5_moe",)  # fixtures that are rewritten from what save_pretrained writes
 
 
 def random_model(family: str, settings: dict[str, Any], seed: int) -> Any:
     """Weights of spread 0.08, norms about 1, biases and correction biases not 0; all bf16."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, **_COMMON, **settings)
+    config = AutoConfig.for_model(family, **{**_COMMON, **settings})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("inv_freq"):
                 continue
             spread, centre = (0.1, 1.0) if "norm" in name else (0.08, 0.0)
-            if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+            if name.endswith(("mlp.gate.weight", "router.weight")):
                 spread = 0.2
-            elif name.endswith("sinks"):
+            elif name.endswith(("sinks", "dt_bias", "A_log")):
                 spread = 1.0
+            elif name.endswith("conv1d.weight"):
+                spread = 0.3
+            elif "norm" in name and config.model_type in ZERO_CENTRED:
+                centre = 1.0 if "linear_attn" in name else 0.0
             tensor.copy_(centre + spread * torch.randn_like(tensor))
     return model.to(torch.bfloat16)
 
@@ -168,6 +232,8 @@ def make(folder: Path, family: str, settings: dict[str, Any]) -> None:
     for seed in range(SEEDS):
         shutil.rmtree(folder, ignore_errors=True)
         random_model(family, settings, seed).save_pretrained(folder)
+        if folder.name in AS_ON_THE_HUB:
+            to_hub_layout(folder, mtp=False)
         (folder / "generation_config.json").unlink(missing_ok=True)
         for path in folder.iterdir():
             path.chmod(0o644)

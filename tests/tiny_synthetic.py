@@ -10,6 +10,8 @@ TINY = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
+    "rotary_dim": 16,
     "intermediate_size": 128,
     "num_experts": 32,
     "num_local_experts": 32,
@@ -24,7 +26,7 @@ def tiny_shape(name: str = "qwen3-30b-a3b") -> Shape:
     """A shape of the same family with small numbers."""
     real = SHAPES[name]
     own = {key: value for key, value in TINY.items() if key in real.config}
-    if name == "olmoe":
+    if name in ("olmoe", "qwen1.5-moe"):
         own["num_key_value_heads"] = 4
     return Shape(name, {**real.config, **own}, real.gguf_arch)
 

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from diskmoe.engine.kernels.ffn_shape import Swiglu
 from diskmoe.engine.model.config import ModelConfig
-from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.families import FAMILIES, Names
+from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.experts.formats import quantise, round_to_bf16, widen_bf16
 
 Floats = npt.NDArray[np.float32]
@@ -51,17 +52,22 @@ class Twin:
     expert_format: str = "f32"
     margin: float = 0.5
 
+    @property
+    def names(self) -> Names:
+        return FAMILIES[self.config.family].names
+
     def logits(self, ids: npt.ArrayLike) -> Floats:
         """(n,) -> (n, vocab), every row seeing itself and the earlier ones."""
-        config, names = self.config, FAMILIES[self.config.family].names
+        config, names = self.config, self.names
         embedding = held(self.tensors[names.embedding], self.dense_format)
-        x = embedding[np.asarray(ids)]
+        x = embedding[np.asarray(ids)] * np.float32(config.embedding_scale)
         for layer in range(config.layers):
             at = names.layer.format(L=layer)
             x = x + self._attention(self._norm(x, at + names.attention_norm), at, layer)
             x = x + self._feed_forward(self._norm(x, at + names.ffn_norm), at, layer)
         head = names.embedding if config.tied else names.head
-        return self._linear(self._norm(x, names.final_norm), head, self.dense_format)
+        logits = self._linear(self._norm(x, names.final_norm), head, self.dense_format)
+        return logits * np.float32(config.logit_scale)
 
     def _norm(self, x: Floats, name: str) -> Floats:
         return naive.rms_norm(x, self.tensors[name], self.config.norm_epsilon).astype(np.float32)
@@ -85,18 +91,55 @@ class Twin:
         out = self._linear(x, f"{name}.weight", self.dense_format)
         return out + self.tensors.get(f"{name}.bias", np.float32(0))
 
+    def _turned(self, x: Floats) -> Floats:
+        """x (n, heads, dims) after rope, row i at position i."""
+        config, magnitude = self.config, 1.0
+        frequencies = config.rope_theta ** -(np.arange(0, config.rope_dims, 2) / config.rope_dims)
+        if config.yarn is not None:
+            frequencies = naive.yarn_frequencies(config.rope_theta, config.rope_dims, config.yarn)
+            magnitude = config.yarn.magnitude
+        interleaved = config.rope_layout == "interleaved"
+        return naive.rope(x, frequencies, 0, interleaved, magnitude).astype(np.float32)
+
+    def _latent_attention(self, x: Floats, shape: LatentShape, at: str) -> Floats:
+        """Keys are expanded, as published; values are after the mixing, which is where a format
+        that quantises its inputs quantises them."""
+        names, n, heads = self.names, len(x), self.config.heads
+
+        def normed(y: Floats, name: str) -> Floats:
+            return naive.rms_norm(y, self.tensors[at + name], 1e-6).astype(np.float32)
+
+        if shape.q_rank:
+            q = normed(self._projection(x, at + names.q_a), names.q_a_norm)
+            q = self._projection(q, at + names.q_b)
+        else:
+            q = self._projection(x, at + names.q)
+        q = q.reshape(n, heads, -1)
+        q = np.concatenate([q[..., : shape.plain], self._turned(q[..., shape.plain :])], axis=2)
+        down = self._projection(x, at + names.kv_a)
+        latents = normed(down[:, : shape.rank], names.kv_a_norm)
+        turned = self._turned(down[:, None, shape.rank :])
+        weights = self.tensors[f"{at}{names.kv_b}.weight"].reshape(heads, -1, shape.rank)
+        expanders = held(weights.reshape(-1, shape.rank), self.dense_format).reshape(weights.shape)
+        keys = np.einsum("nr,hpr->nhp", latents, expanders[:, : shape.plain])
+        keys = np.concatenate([keys, np.repeat(turned, heads, axis=1)], axis=2)
+        values = np.repeat(latents[:, None], heads, axis=1)
+        mixed = naive.attend(q, keys, values, 0, self.config.attention_scale).astype(np.float32)
+        out = [
+            self._product(mixed[:, h], weights[h, shape.plain :], self.dense_format)
+            for h in range(heads)
+        ]
+        return self._projection(np.concatenate(out, axis=1), at + names.o)
+
     def _attention(self, x: Floats, at: str, layer: int) -> Floats:
-        config, names = self.config, FAMILIES[self.config.family].names
+        config, names = self.config, self.names
+        if config.latent is not None:
+            return self._latent_attention(x, config.latent, at)
         heads = {
             names.q: (config.heads, names.q_norm),
             names.k: (config.kv_heads, names.k_norm),
             names.v: (config.kv_heads, None),
         }
-        exponents = np.arange(0, config.rope_dims, 2) / config.rope_dims
-        frequencies, magnitude = config.rope_theta**-exponents, 1.0
-        if config.yarn is not None:
-            frequencies = naive.yarn_frequencies(config.rope_theta, config.rope_dims, config.yarn)
-            magnitude = config.yarn.magnitude
         parts = []
         for part, (count, norm) in heads.items():
             y = self._projection(x, at + part)
@@ -108,12 +151,13 @@ class Twin:
             if config.clip_qkv is not None:
                 y = np.clip(y, -config.clip_qkv, config.clip_qkv)
             if norm is not None:
-                y = naive.rope(y, frequencies, 0, config.rope_layout == "interleaved", magnitude)
+                y = self._turned(y)
             parts.append(y.astype(np.float32))
         q, k, v = parts
         window, sinks = config.window(layer), self.tensors.get(at + names.sinks)
-        mixed = naive.attend(q, k, v, 0, config.head_dim**-0.5, window, sinks).astype(np.float32)
-        return self._projection(mixed.reshape(len(x), -1), at + names.o)
+        mixed = naive.attend(q, k, v, 0, config.attention_scale, window, sinks)
+        mixed = mixed.astype(np.float32).reshape(len(x), -1)
+        return self._projection(mixed, at + names.o)
 
     def _ffn(
         self, x: Floats, matrices: list[Floats], fmt: str, biases: tuple[Floats, ...] = ()
@@ -127,7 +171,11 @@ class Twin:
 
     def _expert(self, at: str, expert: int) -> tuple[list[Floats], tuple[Floats, ...]]:
         """(gate, up and down, their biases) of an expert, however the checkpoint has them."""
-        names = FAMILIES[self.config.family].names
+        names = self.names
+        if names.only_stacked:
+            both = self.tensors[at + names.stacked_gate_up][expert]
+            width = self.config.expert_width
+            return [both[:width], both[width:], self.tensors[at + names.stacked_down][expert]], ()
         if not names.fused:
             parts = (names.expert_gate, names.expert_up, names.expert_down)
             return [self.tensors[at + part.replace("{e}", str(expert))] for part in parts], ()
@@ -137,7 +185,7 @@ class Twin:
         return [both[:, 0::2].T, both[:, 1::2].T, down.T], (bias[0::2], bias[1::2], down_bias)
 
     def _feed_forward(self, x: Floats, at: str, layer: int) -> Floats:
-        config, names = self.config, FAMILIES[self.config.family].names
+        config, names = self.config, self.names
         if layer not in config.moe_layers:
             parts = (names.dense_gate, names.dense_up, names.dense_down)
             return self._ffn(x, [self.tensors[at + part] for part in parts], self.dense_format)
@@ -152,7 +200,7 @@ class Twin:
             bias,
             config.groups,
             config.top_groups,
-            "top2",
+            config.group_score,
             config.top_k,
             config.renorm,
             config.routed_scale,
@@ -165,5 +213,9 @@ class Twin:
                 out[i] += np.float32(weight) * y[0]
         if config.shared_width:
             parts = (names.shared_gate, names.shared_up, names.shared_down)
-            out += self._ffn(x, [self.tensors[at + part] for part in parts], self.dense_format)
+            shared = self._ffn(x, [self.tensors[at + part] for part in parts], self.dense_format)
+            if config.shared_gated:
+                switch = naive.matmul(x, self.tensors[at + names.shared_switch])
+                shared = (shared * naive.sigmoid(switch)).astype(np.float32)
+            out += shared
         return out

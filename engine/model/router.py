@@ -26,7 +26,7 @@ def add_choice(
         config.score,
         config.groups,
         config.top_groups,
-        "top2",
+        config.group_score,
         config.top_k,
         config.renorm,
         config.routed_scale,

@@ -282,6 +282,7 @@ def test_a_model_can_have_another_vocabulary() -> None:
         (["--like", "qwen3-30b-a3"], "did you mean qwen3-30b-a3b?"),
         (["--like", "glm-4.5-air", "--layers", "1"], "at least 2"),
         (["--like", "olmoe", "--routing", "zipf"], "zipf:S"),
+        (["--like", "minimax-m2", "--gguf", "x.gguf"], "only for qwen3-30b-a3b"),
         (["--like", "olmoe", "--routing", "sticky:0.01"], "from 0.125"),
         (["--like", "olmoe", "--experts", "q5"], "--experts"),
         (["--like", "olmoe", "--layers", "0"], "--layers"),

@@ -37,7 +37,7 @@ class Letters:
         return [byte - 32 for byte in text.encode() if 32 <= byte < 32 + VOCAB - 1]
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "glm4_moe", "gpt_oss"])
+@pytest.fixture(scope="module", params=["qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v3"])
 def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transformer]:
     """Experts in four slots a layer, of eight: drafts evict and pass."""
     path = tmp_path_factory.mktemp(request.param)

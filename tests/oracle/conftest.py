@@ -65,7 +65,7 @@ def save_random_model(
                 tensor.copy_(torch.randn_like(tensor))
             elif "norm" in name:
                 tensor.copy_(1 + 0.1 * torch.randn_like(tensor))
-            elif name.endswith("mlp.gate.weight"):
+            elif name.endswith(("mlp.gate.weight", "router.weight")):
                 tensor.copy_(0.2 * torch.randn_like(tensor))
             else:
                 tensor.copy_(0.08 * torch.randn_like(tensor))
