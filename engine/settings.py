@@ -122,7 +122,9 @@ class Setting:
         return "--" + self.name.lower().replace("_", "-")
 
 
-NO_DRAFTS = "this version drafts from grammars only, and drafts never change the text"
+NO_DRAFTS = (
+    "this version drafts from grammars and earlier text only, and drafts never change the text"
+)
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("MODEL", _text, None, "model directory; without it the demo model", "DIR", "what"),
@@ -242,6 +244,22 @@ SETTINGS: tuple[Setting, ...] = (
         "drafts",
     ),
     Setting("MTP", switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
+    Setting(
+        "NGRAM",
+        switch,
+        True,
+        "draft what followed where the text's last tokens stood before, in it or in the prompt",
+        "0|1",
+        "drafts",
+    ),
+    Setting(
+        "CORPUS",
+        _text,
+        None,
+        "draft from texts on disk, made by diskmoe corpus for this model",
+        "DIR",
+        "drafts",
+    ),
     Setting(
         "GRAMMAR",
         _text,

@@ -127,3 +127,69 @@ def test_a_source_that_gives_up_says_so_once() -> None:
     source.gave_up = "it is too hard"
     fail(drafts, 3)
     assert said == ["note      says drafts end: it is too hard"] and drafts.accounts["says"].off
+
+
+@dataclass
+class Table(Says):
+    """A source that goes on from the chain's last token."""
+
+    after: dict[int, list[int]] = field(default_factory=dict)
+
+    def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
+        for token in self.after.get(chain[-1] if chain else -1, []):
+            self.asked += 1
+            yield Draft(token)
+
+
+def test_a_chain_is_a_forced_span_then_a_guess_then_the_next_forced_span() -> None:
+    forced = Table([], "grammar", after={-1: [1, 2], 4: [5]})
+    guess = Table([], "ngram", after={2: [3, 4], 5: [6, 7]})
+    drafts = Composer([forced], [guess], 10, most=8, planner=Planner(fixed=3))
+    assert proposed(drafts, 8) == [1, 2, 3, 4, 5, 6]  # three that are not forced
+    for token in (1, 2, 3, 9):
+        drafts.emitted(token)
+    accounts = drafts.accounts
+    assert (accounts["grammar"].proposed, accounts["grammar"].accepted) == (3, 2)
+    assert (accounts["ngram"].proposed, accounts["ngram"].judged) == (3, 2)
+    assert drafts.planner.summary()["accepted_by_position"] == [[1, 1], [1, 1], [1, 1], [1, 0]]
+
+
+def test_a_chain_ends_where_the_forward_has_no_more_room() -> None:
+    forced = Table([], "grammar", after={-1: [1, 2], 4: [5]})
+    guess = Table([], "ngram", after={2: [3, 4]})
+    drafts = Composer([forced], [guess], 10, most=8, planner=Planner(fixed=8))
+    assert [proposed(drafts, room) for room in (1, 3, 4, 9)] == [
+        [1],
+        [1, 2, 3],
+        [1, 2, 3, 4],
+        [1, 2, 3, 4, 5],
+    ]
+
+
+def test_a_source_that_costs_a_forward_is_asked_for_no_more_than_pays() -> None:
+    head = Says([1, 2, 3, 4], "mtp", prior=(0.9, 0.05), cheap=False)
+    drafts = composer(head, planner=planner(2e-3, 1e-3))
+    assert proposed(drafts, 8) == [1] and head.asked == 1
+    dear = Says([1], "mtp", prior=(0.1,), cheap=False)
+    drafts = composer(dear, planner=planner(1e-3, 1e-3))
+    assert proposed(drafts, 8) == [] and dear.asked == 0
+    assert drafts.planner.declined == 1
+
+
+def test_drafts_that_were_not_submitted_are_watched_all_the_same() -> None:
+    """A source whose guesses come true is trusted again without a row being spent on it."""
+    guess = Says([1], "ngram", prior=(0.1,))
+    drafts = composer(guess, planner=planner(1e-3, 5e-4))
+    waited = 0
+    while not proposed(drafts, 8):
+        assert not drafts.emitted(1)
+        waited += 1
+    assert 0 < waited < 8 and drafts.accounts["ngram"].judged == 0
+
+
+def planner(base: float, row: float) -> Planner:
+    """One that has seen forwards of 1 to 4 rows, often."""
+    made = Planner()
+    for rows in (1, 2, 3, 4) * 8:
+        made.costs.measured(base + row * rows, 0.0, [0] * rows)
+    return made
