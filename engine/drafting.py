@@ -14,6 +14,8 @@ from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.grammar_source import GrammarSource
+from diskmoe.mtp.head import MtpSource
+from diskmoe.mtp.source import DraftSource
 
 Say = Callable[[str], None]
 
@@ -41,22 +43,40 @@ def grammar_of(grammar: str | None, schema: str | None, text: TextSide, say: Say
 
 
 def composer_of(
-    grammar: Grammar, text: TextSide, prompt: Prompt, options: Options, say: Say
-) -> Composer:
-    """What drafts for one run. Raises BadRequest when the model has no tokenizer."""
-    tokenizer = _tokenizer(text)
+    grammar: Grammar | None,
+    head: MtpSource | None,
+    vocab: int,
+    text: TextSide,
+    prompt: Prompt,
+    options: Options,
+    say: Say,
+) -> Composer | None:
+    """What drafts for one run; None where nothing does. `vocab`: ids of the model.
+
+    Raises:
+        BadRequest: a grammar, and the model has no tokenizer.
+    """
+    sources: list[DraftSource] = []
+    if grammar is not None:
+        sources.append(_grammar_source(grammar, text, prompt, options.draft_rows))
+    if head is not None:
+        sources.append(head)
+    if not (sources and options.draft_rows):
+        return None
+    return Composer(sources, vocab, options.draft_rows, options.guard, say)
+
+
+def _grammar_source(grammar: Grammar, text: TextSide, prompt: Prompt, cap: int) -> GrammarSource:
     tags, thinking = text.thinking(prompt.ids)
-    source = GrammarSource(
+    return GrammarSource(
         Automaton(grammar),
-        tokenizer,
+        _tokenizer(text),
         prompt.ids,
-        cap=options.draft_rows,
+        cap=cap,
         continues=not prompt.in_chat,
         tags=tags,
         thinking=thinking,
     )
-    vocab, most = tokenizer.vocab_size, options.draft_rows
-    return Composer([source], vocab, most, options.guard, say)
 
 
 def _tokenizer(text: TextSide) -> TextTokenizer:

@@ -159,8 +159,10 @@ def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
 def options_from(values: Mapping[str, Value]) -> Any:
     """The ``Options`` that a set of resolved settings asks for."""
     from diskmoe.engine.api import Options
+    from diskmoe.mtp.head import MOST_DEPTH
 
-    drafts = values["GRAMMAR"].value is not None or values["SCHEMA"].value is not None
+    grammar = values["GRAMMAR"].value is not None or values["SCHEMA"].value is not None
+    rows = 0 if values["MTP"].value is False else MOST_DEPTH
     return Options(
         cap=values["CAP"].value,
         expert_bits=values["EXPERT_BITS"].value,
@@ -178,8 +180,9 @@ def options_from(values: Mapping[str, Value]) -> Any:
         policy=values["POLICY"].value,
         trace=as_path(values["TRACE"].value) if values["TRACE"].value else None,
         pin_gb=values["PIN_GB"].value,
-        draft_rows=values["GRAMMAR_DRAFT"].value if drafts else 0,
+        draft_rows=values["GRAMMAR_DRAFT"].value if grammar else rows,
         guard=values["GUARD"].value,
+        mtp=values["MTP"].value,
     )
 
 

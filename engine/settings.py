@@ -234,7 +234,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("TRACE", _text, None, "write which experts each token chose to FILE", "FILE", "output"),
     Setting("DRAFT", _integer(0, 48), None, "drafts per forward", "N", "drafts", NO_DRAFTS),
-    Setting("MTP", switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
+    Setting("MTP", switch, None, "draft with the model's own head, if it has one", "0|1", "drafts"),
     Setting(
         "GRAMMAR",
         _text,

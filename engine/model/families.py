@@ -54,10 +54,21 @@ class Names:
     shared_gate: str = "mlp.shared_experts.gate_proj.weight"
     shared_up: str = "mlp.shared_experts.up_proj.weight"
     shared_down: str = "mlp.shared_experts.down_proj.weight"
-    mtp_embedding_norm: str = "enorm.weight"
-    mtp_hidden_norm: str = "hnorm.weight"
-    mtp_projection: str = "eh_proj.weight"
-    mtp_final_norm: str = "shared_head.norm.weight"
+    mtp_layer: str = "model.layers.{L}."  # where a draft head's layer is; {M}: heads count from 0
+    mtp_embedding_norm: str = "model.layers.{L}.enorm.weight"
+    mtp_hidden_norm: str = "model.layers.{L}.hnorm.weight"
+    mtp_projection: str = "model.layers.{L}.eh_proj.weight"
+    mtp_final_norm: str = "model.layers.{L}.shared_head.norm.weight"
+
+    def at(self, layer: int, layers: int) -> str:
+        """What the names of a layer begin with; from number `layers` on they are draft heads'."""
+        if layer < layers:
+            return self.layer.format(L=layer)
+        return self.of_head(self.mtp_layer, layer, layers)
+
+    def of_head(self, template: str, layer: int, layers: int) -> str:
+        """The name of a draft head's own tensor."""
+        return template.format(L=layer, M=layer - layers)
 
     @property
     def fused(self) -> bool:

@@ -29,8 +29,7 @@ def tensor_plan(config: ModelConfig, has: Callable[[str], bool] | None = None) -
         dense += _layer(config, names, layer, layer in config.moe_layers)
     experts += [_experts(config, names, layer) for layer in config.moe_layers]
     for layer in mtp_layers(config, has):
-        tensors = [*_mtp(config, names, layer), *_layer(config, names, layer, True)]
-        dense += [replace(tensor, mtp=True) for tensor in tensors]
+        dense += _head(config, layer)
         experts.append(replace(_experts(config, names, layer), mtp=True))
     return TensorPlan(
         n_layers=config.layers,
@@ -82,7 +81,13 @@ def mtp_layers(config: ModelConfig, has: Callable[[str], bool] | None) -> list[i
         return []
     names = FAMILIES[config.family].names
     announced = range(config.layers, config.layers + config.mtp_layers)
-    return [i for i in announced if has(names.layer.format(L=i) + names.mtp_projection)]
+    return [i for i in announced if has(names.of_head(names.mtp_projection, i, config.layers))]
+
+
+def head_tensors(config: ModelConfig, has: Callable[[str], bool]) -> tuple[DenseTensor, ...]:
+    """The dense tensors of the first MTP head; () where the files have none."""
+    layers = mtp_layers(config, has)[:1]
+    return tuple(tensor for layer in layers for tensor in _head(config, layer))
 
 
 def _matrix(name: str, rows: int, cols: int) -> DenseTensor:
@@ -101,7 +106,7 @@ def _outer(config: ModelConfig, names: Names) -> Iterator[DenseTensor]:
 
 
 def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator[DenseTensor]:
-    at = names.layer.format(L=layer)
+    at = names.at(layer, config.layers)
     hidden = config.hidden
     yield _plain(at + names.attention_norm, hidden)
     yield _plain(at + names.ffn_norm, hidden)
@@ -139,7 +144,7 @@ def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator
 
 
 def _experts(config: ModelConfig, names: Names, layer: int) -> ExpertTensors:
-    at = names.layer.format(L=layer)
+    at = names.at(layer, config.layers)
     form: ExpertForm = "each"
     if names.fused:
         form = "codes" if config.expert_codes else "fused"
@@ -152,9 +157,17 @@ def _experts(config: ModelConfig, names: Names, layer: int) -> ExpertTensors:
     )
 
 
-def _mtp(config: ModelConfig, names: Names, layer: int) -> Iterator[DenseTensor]:
-    at = names.layer.format(L=layer)
-    yield _plain(at + names.mtp_embedding_norm, config.hidden)
-    yield _plain(at + names.mtp_hidden_norm, config.hidden)
-    yield _matrix(at + names.mtp_projection, config.hidden, 2 * config.hidden)
-    yield _plain(at + names.mtp_final_norm, config.hidden)
+def _head(config: ModelConfig, layer: int) -> list[DenseTensor]:
+    names, hidden = FAMILIES[config.family].names, config.hidden
+
+    def own(template: str) -> str:
+        return names.of_head(template, layer, config.layers)
+
+    tensors = [
+        _plain(own(names.mtp_embedding_norm), hidden),
+        _plain(own(names.mtp_hidden_norm), hidden),
+        _matrix(own(names.mtp_projection), hidden, 2 * hidden),
+        _plain(own(names.mtp_final_norm), hidden),
+        *_layer(config, names, layer, True),
+    ]
+    return [replace(tensor, mtp=True) for tensor in tensors]
