@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float32]
 
 MOST_DEPTH = 4  # drafts at once, those of others before them included
 KEPT_ROWS = 64  # rows that may wait to be absorbed; as many at once are a prompt's
-_SURE = (0.4, 0.7, 0.9)  # where grades begin: probabilities of the draft in the head's own eyes
+_SURE = (0.25, 0.5, 0.8)  # where grades begin: probabilities of the draft in the head's own eyes
 
 
 class _Cache(Protocol):

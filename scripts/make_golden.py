@@ -116,7 +116,7 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
 def random_model(family: str, settings: dict[str, Any], seed: int) -> Any:
     """Weights of spread 0.08, norms about 1, biases and correction biases not 0; all bf16."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, **_COMMON, **settings)
+    config = AutoConfig.for_model(family, **(_COMMON | settings))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

@@ -93,6 +93,13 @@ class MtpLayer:
         self._most = 0  # rows that the scratch has room for
         transformer.lend(weights.layer, store)
 
+    @property
+    def formats(self) -> frozenset[str]:
+        """Of its matrices, and of its experts; the router is f32 always."""
+        return frozenset(
+            [*self._weights.dense.formats.values(), self._store.record_layout.gate.format]
+        )
+
     def project(self, tokens: Sequence[int], states: Floats) -> Floats:
         entry = self._entry(len(tokens))
         entry.embedded[:] = self._transformer.embed(tokens)
