@@ -17,6 +17,7 @@ from diskmoe.engine.report import report_json, report_lines, settings_lines, sho
 from diskmoe.engine.settings import Value
 
 Say = Callable[[str], None]
+HEAD_DRAFTS = 1  # of an MTP head at once: a second one seldom pays for its row
 _SAMPLING_NAMES = (
     ("TEMP", "temperature"),
     ("TOP_K", "top_k"),
@@ -159,10 +160,9 @@ def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
 def options_from(values: Mapping[str, Value]) -> Any:
     """The ``Options`` that a set of resolved settings asks for."""
     from diskmoe.engine.api import Options
-    from diskmoe.mtp.head import MOST_DEPTH
 
     grammar = values["GRAMMAR"].value is not None or values["SCHEMA"].value is not None
-    rows = 0 if values["MTP"].value is False else MOST_DEPTH
+    head = 0 if values["MTP"].value is False else HEAD_DRAFTS
     return Options(
         cap=values["CAP"].value,
         expert_bits=values["EXPERT_BITS"].value,
@@ -180,7 +180,7 @@ def options_from(values: Mapping[str, Value]) -> Any:
         policy=values["POLICY"].value,
         trace=as_path(values["TRACE"].value) if values["TRACE"].value else None,
         pin_gb=values["PIN_GB"].value,
-        draft_rows=values["GRAMMAR_DRAFT"].value if grammar else rows,
+        draft_rows=values["GRAMMAR_DRAFT"].value if grammar else head,
         guard=values["GUARD"].value,
         mtp=values["MTP"].value,
     )

@@ -122,7 +122,7 @@ class Setting:
         return "--" + self.name.lower().replace("_", "-")
 
 
-NO_DRAFTS = "this version drafts from grammars only, and drafts never change the text"
+NO_DRAFTS = "this version chooses how many drafts there are, and they never change the text"
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("MODEL", _text, None, "model directory; without it the demo model", "DIR", "what"),

@@ -122,7 +122,9 @@ class MemoryRequest:
     prompt_rows: int | None = None  # of a prompt, that go through the model at once; in the scratch
     mtp_bytes: int = 0  # weights and KV cache of the MTP layer
     mtp_slot_bytes: int = 0  # one of its expert records; 0: there is no such layer
-    mtp_whole: bool = False  # whether it keeps all of its experts; else it has slots as other layers
+    mtp_whole: bool = (
+        False  # whether it keeps all of its experts; else it has slots as other layers
+    )
 
     @property
     def wave_bytes(self) -> int:
@@ -321,7 +323,7 @@ def plan_memory(
         prompt_rows,
         mtp_bytes,
         mtp_slot_bytes,
-        mtp_whole=mtp_slot_bytes * n_experts <= MTP_WHOLE_SHARE * budget,
+        mtp_whole=0 < mtp_slot_bytes * n_experts <= MTP_WHOLE_SHARE * budget,
     )
     if request.loading_bytes > budget:
         raise OutOfBudget(

@@ -58,7 +58,9 @@ def write_model(folder: Path, family: str, seed: int) -> None:
     last = f"model.layers.{LAYERS}."
     tensors = {block(n) if n.startswith(last) else n: tensor for n, tensor in tensors.items()}
     hidden = config["hidden_size"]
-    for name, shape in zip(own, ((hidden,), (hidden,), (hidden, 2 * hidden), (hidden,)), strict=True):
+    for name, shape in zip(
+        own, ((hidden,), (hidden,), (hidden, 2 * hidden), (hidden,)), strict=True
+    ):
         centre = 1.0 if len(shape) == 1 else 0.0
         tensors[name] = (centre + 0.1 * torch.randn(shape)).to(torch.bfloat16)
     folder.mkdir(parents=True)

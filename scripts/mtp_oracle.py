@@ -34,9 +34,7 @@ class MtpOracle:
         self.model._keys_to_ignore_on_load_unexpected = [head, "mtp.*"]
         self._head: Any = MtpModel.from_pretrained(self.model).eval()
 
-    def drafts(
-        self, ids: list[int], depth: int
-    ) -> tuple[list[int], npt.NDArray[np.float32]]:
+    def drafts(self, ids: list[int], depth: int) -> tuple[list[int], npt.NDArray[np.float32]]:
         """(tokens, logits (depth, vocab)) of the drafts that follow `ids`, at least two: each by
         the whole text so far and without a cache, going on from the state after the head's norm."""
         logits: list[npt.NDArray[np.float32]] = []

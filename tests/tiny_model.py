@@ -228,9 +228,9 @@ def running(
 @contextmanager
 def running_head(
     folder: Path,
-    *,
     dense_format: str | None = None,
     expert_format: str | None = None,
+    *,
     slots: int = 64,
     threads: int = 1,
     context: int = 128,

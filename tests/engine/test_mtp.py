@@ -47,8 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=[1, 8])
 def model(folder: Path, request) -> Iterator[tuple[Transformer, MtpLayer]]:
     """With so many slots in each layer, of eight experts."""
-    how = {"expert_format": "q4", "dense_format": "q8"}
-    with running_head(folder, slots=request.param, threads=2, **how) as found:
+    slots = request.param
+    with running_head(folder, "q8", "q4", slots=slots, threads=2) as found:
         yield found
 
 

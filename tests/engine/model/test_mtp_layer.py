@@ -21,6 +21,7 @@ from diskmoe.experts.convert import convert
 from diskmoe.mtp.head import KEPT_ROWS, MtpSource
 
 TOLERANCE = 1e-4
+FOUR: Any = {"expert_format": "q4", "dense_format": "q4"}
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mtp"
 
 
@@ -91,9 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def head(folder: Path) -> Iterator[tuple[Transformer, MtpLayer]]:
-    with running_head(
-        folder, slots=4, expert_format="q4", dense_format="q4", context=256
-    ) as found:
+    with running_head(folder, **FOUR, slots=4, context=256) as found:
         yield found
 
 
@@ -118,8 +117,7 @@ def test_threads_and_slots_do_not_change_a_bit(head, folder):
     source = MtpSource(layer, model.config.hidden)
     read_text(model, source, TEXT[:40], 9)
     expected = drafts_of(source, layer)
-    how = {"expert_format": "q4", "dense_format": "q4"}
-    with running_head(folder, slots=1, threads=3, **how) as (model, layer):
+    with running_head(folder, **FOUR, slots=1, threads=3) as (model, layer):
         source = MtpSource(layer, model.config.hidden)
         read_text(model, source, TEXT[:40], 40)
         tokens, logits = drafts_of(source, layer)
@@ -128,11 +126,10 @@ def test_threads_and_slots_do_not_change_a_bit(head, folder):
 
 
 def test_a_model_of_four_bits_has_a_head_of_eight(folder, tmp_path):
-    how = {"expert_format": "q4", "dense_format": "q4"}
     path = converted(folder, tmp_path / "converted", "q4", "q4")
     found = []
-    for place, formats in ((folder, how), (path, {})):
-        with running_head(place, slots=3, **formats) as (model, layer):
+    for place, formats in ((folder, FOUR), (path, {})):
+        with running_head(place, **formats, slots=3) as (model, layer):
             assert layer.formats == {"q8", "f32"}  # f32: the router
             source = MtpSource(layer, model.config.hidden)
             read_text(model, source, TEXT[:30], 30)
