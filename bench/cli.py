@@ -1,4 +1,4 @@
-"""``diskmoe bench kernels|disk|synth|decode|replay``: the words, and which file does the work.
+"""``diskmoe bench kernels|disk|synth|decode|replay|drafts``: the words, and which file does the work.
 
 Results go to stdout, everything said beside them to stderr. Errors are raised, and made one line by
 the command line of the engine, which found this file through the entry point ``bench``.
@@ -19,10 +19,11 @@ usage: diskmoe bench kernels [--json]            speed of each weight format aga
        diskmoe bench synth --like SHAPE --out DIR  a model of random weights and true shape
        diskmoe bench decode MODEL --tokens N     decode and prompt speed with fixed token ids
        diskmoe bench replay TRACE                hits of each cache policy in a recorded routing
+       diskmoe bench drafts [MODEL]              speed with no, so many, and planned drafts
 
 'diskmoe bench COMMAND --help' lists the options of a command.
 """
-COMMANDS = ("kernels", "disk", "synth", "decode", "replay")
+COMMANDS = ("kernels", "disk", "synth", "decode", "replay", "drafts")
 
 
 def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
@@ -49,6 +50,8 @@ def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
         from diskmoe.bench import synth as chosen
     elif command == "decode":
         from diskmoe.bench import decode as chosen
+    elif command == "drafts":
+        from diskmoe.bench import drafts as chosen
     else:
         from diskmoe.bench import replay as chosen
     if wants_help:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.draft_head import load_head
-from diskmoe.engine.drafting import composer_of
+from diskmoe.engine.drafting import Helpers, composer_of
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
 from diskmoe.engine.kernels.workers import Workers
@@ -85,6 +85,7 @@ class Prepared:
 
     opened: Opened
     text: TextSide
+    helpers: Helpers
     options: Options
 
     def check_prompt(self, ids: Sequence[int]) -> None:
@@ -94,7 +95,7 @@ class Prepared:
     def plan(self, say: Say = _silent) -> MemoryPlan:
         """Compiles the kernels and plans the memory. Raises OutOfBudget."""
         ready_model_kernels(self.opened, say)
-        return plan_for(self.opened, self.options, say)
+        return plan_for(self.opened, self.options, say, self.helpers.nbytes)
 
     def for_run(self, tokens: int, limit: int) -> Prepared:
         """The same for one prompt of so many tokens and an answer of at most `limit`.
@@ -109,6 +110,7 @@ class Prepared:
         return replace(self, opened=opened, options=options)
 
     def close(self) -> None:
+        self.helpers.close()
         self.opened.records.close()
 
 
@@ -121,6 +123,7 @@ def prepare(path: str | Path, options: Options | None = None, say: Say = _silent
 
     Raises:
         BadModel: one line that names the file and what is wrong with it.
+        BadRequest: something to draft with that cannot be used.
     """
     options = options or Options()
     opened = open_model(Path(path), options)
@@ -128,10 +131,11 @@ def prepare(path: str | Path, options: Options | None = None, say: Say = _silent
         say(f"note      {note}")
     try:
         text = TextSide.load(opened.path, opened.source.config, opened.config.vocab)
+        helpers = Helpers.open(options, text)
     except BaseException:
         opened.records.close()
         raise
-    return Prepared(opened, text, options)
+    return Prepared(opened, text, helpers, options)
 
 
 class Model:
@@ -152,6 +156,7 @@ class Model:
     ) -> None:
         self.opened = prepared.opened
         self.text = prepared.text
+        self._helpers = prepared.helpers
         self.options = prepared.options
         self._cached_share = share
         self.config = prepared.opened.config
@@ -246,6 +251,8 @@ class Model:
         say(f"disk      {opened.io_mode}")
         if memory.slots_per_layer < opened.config.experts:
             say(f"policy    {policy}: {why}")
+        for line in prepared.helpers.describe():
+            say(line)
         say(f"stops     {model.text.describe_stops()}")
         return model
 
@@ -325,11 +332,16 @@ class Model:
         valid = self.config.vocab if tokenizer is None else tokenizer.valid_mask
         if isinstance(grammar, str):
             grammar = load_grammar(grammar)
-        head = None if self._head is None else MtpSource(self._head, self.config.hidden)
+        sampler = Sampler(sampling or Sampling(temperature=0.0), valid)
+        head = None
+        if self._head is not None:
+            head = MtpSource(self._head, self.config.hidden, sampler.guess)
         vocab = self.config.vocab
-        drafts = composer_of(grammar, head, vocab, self.text, prompt, self.options, self._say)
+        drafts = composer_of(
+            grammar, head, self.text, prompt, vocab, self.options, self._helpers, self._say
+        )
         if drafts is not None:
-            stats.drafts = drafts.accounts
+            stats.drafts, stats.planner = drafts.accounts, drafts.planner
         self._runs += 1
         tokens = decode(
             self._transformer,
@@ -342,7 +354,7 @@ class Model:
             on_prefill=on_prefill,
             on_forward=self._watch.look,
             drafts=drafts,
-            on_verified=self._learn_accepted,
+            on_verified=self._accepted,
             on_rows=partial(self._absorb, head),
         )
         stream = None
@@ -372,9 +384,12 @@ class Model:
         if head is not None:
             head.absorb(following, self._transformer.hidden[: len(following)])
 
-    def _learn_accepted(self, rows: int) -> None:
-        if self._history is not None:
-            self._history.accepted(rows)
+    def _accepted(self, rows: int) -> None:
+        """Of the latest forward's rows the first so many were right."""
+        self._transformer.accepted(rows)
+        for part in (self._trace, self._history):
+            if part is not None:
+                part.accepted(rows)
 
     def _cache_state(self) -> str:
         """``warm`` when the hot store or the page cache already holds experts.
@@ -395,6 +410,7 @@ class Model:
         self._closed = True
         with ExitStack() as last_first:  # all of it, whatever fails: a trace may find no room
             last_first.callback(self.opened.records.close)
+            last_first.callback(self._helpers.close)
             last_first.callback(self._store.close)
             if self._head is not None:
                 last_first.callback(self._head.close)

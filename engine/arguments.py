@@ -13,7 +13,17 @@ from typing import cast
 from diskmoe.engine.errors import BadRequest, DiskMoeError
 from diskmoe.engine.settings import PREFIX, SETTINGS, Value, did_you_mean, resolve, switch
 
-COMMANDS = ("run", "convert", "verify", "export", "plan", "demo-model", "warmup", "help")
+COMMANDS = (
+    "run",
+    "convert",
+    "verify",
+    "export",
+    "plan",
+    "corpus",
+    "demo-model",
+    "warmup",
+    "help",
+)
 POSITIONALS = ("CAP", "EXPERT_BITS", "DENSE_BITS")
 COMMAND_GROUP = "diskmoe.commands"  # entry points: ``main(words, environment, say) -> exit code``
 
@@ -185,11 +195,6 @@ def run_settings(
             raise BadRequest(f"{text_positional} is given twice, as an argument and as a flag")
         texts[text_positional], sources[text_positional] = rest[0], "argument"
     values, notes = resolve(texts, env, sources)
-    notes += [
-        f"{setting.name} has no effect: {setting.effect}"
-        for setting in SETTINGS
-        if setting.effect and values[setting.name].source != "default"
-    ]
     return values, others, notes
 
 

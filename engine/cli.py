@@ -33,6 +33,7 @@ usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
        diskmoe verify MODEL           are all bytes of a converted model still as written?
        diskmoe export MODEL OUT       a converted model back as an f32 checkpoint
        diskmoe plan [MODEL] [CAP [EXPERT_BITS [DENSE_BITS]]] [--json]
+       diskmoe corpus FILE... --model DIR --out DIR   texts (or JSONL) to draft from: CORPUS
        diskmoe demo-model [--form sparse|dense] [--export DIR] [--wheel FILE] [--force]
        diskmoe warmup [--formats FORMAT,...]   compiles the kernels ahead of the first run
        diskmoe --version
@@ -152,6 +153,8 @@ def _dispatch(words: list[str], env: Mapping[str, str], out: _Out) -> int:
         return export_command(rest, env, out)
     if command == "plan":
         return plan_command(rest, env, out)
+    if command == "corpus":
+        return corpus_command(rest, env, out)
     if command == "demo-model":
         return demo_command(rest, env, out)
     if command == "warmup":
@@ -169,9 +172,8 @@ def help_text() -> str:
                 continue
             left = f"{setting.flag} {setting.kind}".rstrip()
             default = "" if setting.default is None else f" (default {_plain(setting.default)})"
-            note = " [no effect in this version]" if setting.effect else ""
             name = setting.name if setting.bare else PREFIX + setting.name
-            lines.append(f"  {left:<26} {name:<18} {setting.help}{default}{note}")
+            lines.append(f"  {left:<26} {name:<18} {setting.help}{default}")
         lines.append("")
     lines.append("  --chat, --raw              the same as --chat 1 and --chat 0")
     return "\n".join(lines)
@@ -224,6 +226,12 @@ def export_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> i
     from diskmoe.engine import make
 
     return make.export_command(words, env, out.say)
+
+
+def corpus_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:
+    from diskmoe.engine import make
+
+    return make.corpus_command(words, env, out.say)
 
 
 def warmup_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:

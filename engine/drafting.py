@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+from diskmoe.engine.corpora import open_corpus
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.loading import Options
 from diskmoe.engine.places import as_path
@@ -13,8 +15,11 @@ from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.compose import Composer
+from diskmoe.mtp.corpus import MAPPED_BYTES, Corpus, CorpusSource
 from diskmoe.mtp.grammar_source import GrammarSource
 from diskmoe.mtp.head import MtpSource
+from diskmoe.mtp.ngram import NgramSource
+from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import DraftSource
 
 Say = Callable[[str], None]
@@ -42,37 +47,77 @@ def grammar_of(grammar: str | None, schema: str | None, text: TextSide, say: Say
     return found
 
 
+@dataclass(frozen=True)
+class Helpers:
+    """What a model has beside it to draft with, opened once for all its runs."""
+
+    corpus: Corpus | None
+
+    @classmethod
+    def open(cls, options: Options, text: TextSide) -> Helpers:
+        """Raises BadRequest: something that cannot be used, or not with this model."""
+        if options.corpus is None:
+            return cls(None)
+        return cls(open_corpus(options.corpus, text.tokenizer))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, for the plan."""
+        return MAPPED_BYTES if self.corpus is not None else 0
+
+    def describe(self) -> Iterator[str]:
+        """A line for each."""
+        if self.corpus is not None:
+            yield (
+                f"corpus    {self.corpus.path}: {len(self.corpus)} tokens of "
+                f"{self.corpus.documents} documents, mapped"
+            )
+
+    def close(self) -> None:
+        if self.corpus is not None:
+            self.corpus.close()
+
+
 def composer_of(
     grammar: Grammar | None,
     head: MtpSource | None,
-    vocab: int,
     text: TextSide,
     prompt: Prompt,
+    vocab: int,
     options: Options,
+    helpers: Helpers,
     say: Say,
 ) -> Composer | None:
-    """What drafts for one run; None where nothing does. `vocab`: ids of the model.
+    """What drafts for one run; None: nothing does. ``vocab``: ids of the model are below it.
 
     Raises:
-        BadRequest: a grammar, and the model has no tokenizer.
+        BadRequest: a grammar where the model has no tokenizer.
     """
-    sources: list[DraftSource] = []
-    if grammar is not None:
-        sources.append(_grammar_source(grammar, text, prompt, options.draft_rows))
+    forced: list[DraftSource] = []
+    others: list[DraftSource] = []
+    if grammar is not None and options.span:
+        forced.append(_grammar_source(grammar, text, prompt, options))
+    if options.ngram and options.draft != 0:
+        others.append(NgramSource(prompt.ids))
+    if helpers.corpus is not None and options.draft != 0:
+        others.append(CorpusSource(helpers.corpus, prompt.ids))
     if head is not None:
-        sources.append(head)
-    if not (sources and options.draft_rows):
+        others.append(head)
+    if not options.draft_rows or not (forced or others):
         return None
-    return Composer(sources, vocab, options.draft_rows, options.guard, say)
+    planner = Planner(options.draft)
+    return Composer(forced, others, vocab, options.draft_rows, planner, options.guard, say)
 
 
-def _grammar_source(grammar: Grammar, text: TextSide, prompt: Prompt, cap: int) -> GrammarSource:
+def _grammar_source(
+    grammar: Grammar, text: TextSide, prompt: Prompt, options: Options
+) -> GrammarSource:
     tags, thinking = text.thinking(prompt.ids)
     return GrammarSource(
         Automaton(grammar),
         _tokenizer(text),
         prompt.ids,
-        cap=cap,
+        cap=options.span,
         continues=not prompt.in_chat,
         tags=tags,
         thinking=thinking,

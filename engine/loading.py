@@ -57,9 +57,11 @@ class Options:
     kv: format of the KV cache, f32, f16 or q8; all but f32 change the text. disk_bps: the bytes a
     second that reading experts is held down to. verify: compare each expert's checksum once.
     usage: folder of what is learned from runs, of which pin_gb GiB stay in memory; None: nothing is.
-    draft_rows: most drafts of a forward, for which memory is planned; 0: none. guard: switch drafts
-    off that are mostly wrong. mtp: draft with the model's own head, where it has one and drafts are
-    planned; None: where its memory can be had, too.
+    draft_rows: most drafts of a forward, for which memory is planned; 0: none. span: most of
+    them in a row that a grammar forces. draft: so many others in each forward; None: as many as
+    pay. ngram: draft what followed where the text's end stood before; corpus: where it stands in
+    the texts of this directory; mtp: what the model's own head says, where it has one; None: and
+    its memory can be had. guard: switch drafts off that are mostly wrong.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -84,6 +86,10 @@ class Options:
     pin_gb: float | None = None
     longest_prompt: int | None = None
     draft_rows: int = DEFAULT_CAP
+    span: int = DEFAULT_CAP
+    draft: int | None = None
+    ngram: bool = True
+    corpus: Path | None = None
     guard: bool = True
     mtp: bool | None = None
 
@@ -100,10 +106,14 @@ class Options:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise BadRequest(f"{name} is {value!r}; it must be a whole number from {least} on")
-        if type(self.draft_rows) is not int or not 0 <= self.draft_rows <= MAX_CAP:
-            raise BadRequest(
-                f"draft_rows is {self.draft_rows!r}; it must be a whole number from 0 to {MAX_CAP}"
-            )
+        for name in ("draft_rows", "span", "draft"):
+            value = getattr(self, name)
+            if value is None and name == "draft":
+                continue
+            if type(value) is not int or not 0 <= value <= MAX_CAP:
+                raise BadRequest(
+                    f"{name} is {value!r}; it must be a whole number from 0 to {MAX_CAP}"
+                )
         for name in ("expert_bits", "dense_bits"):
             value = getattr(self, name)
             if value is not None and value not in (4, 8, 16, 32):
@@ -112,7 +122,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and not isinstance(value, int | float):
                 raise BadRequest(f"{name} is {value!r}; it must be a number")
-        for name in ("trace", "usage"):
+        for name in ("trace", "usage", "corpus"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Path):
                 raise BadRequest(f"{name} is {value!r}; it must be a Path")
@@ -249,7 +259,7 @@ def _wants_head(
     source: Checkpoint | Container, config: ModelConfig, options: Options, notes: list[str]
 ) -> bool:
     """Whether the model's MTP head is to draft; a note where it was asked for and is not there."""
-    if options.mtp is False or not options.draft_rows:
+    if options.mtp is False or not options.draft_rows or options.draft == 0:
         return False
     found = bool(head_tensors(config, source.has))
     if options.mtp and not found:
@@ -373,8 +383,10 @@ def _mtp_bytes(opened: Opened, options: Options) -> int:
     return cache + dense_bytes(opened.source, opened.config, opened.dense_format, head=True)
 
 
-def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
+def plan_for(opened: Opened, options: Options, say: Say, helpers: int = 0) -> MemoryPlan:
     """Where memory will go. Call it when all but weights, cache and store is in memory.
+
+    helpers: bytes of what drafts beside the model.
 
     What is resident then (interpreter, compiled kernels, tokenizer) is the plan's base. What is
     held for nothing is given back first.
@@ -396,7 +408,7 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
             base_bytes=held,
             dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
             kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
-            scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows),
+            scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows) + helpers,
             loader_bytes=loader_bytes(opened.source, config),
             slot_bytes=opened.records.record_layout.nbytes,
             n_moe_layers=len(config.moe_layers),
@@ -417,7 +429,7 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
     except OutOfBudget:
         if not opened.mtp:
             raise
-        plan = plan_for(replace(opened, mtp=False), options, say)
+        plan = plan_for(replace(opened, mtp=False), options, say, helpers)
         say("note      the MTP head is left out: there is no room for it in the budget")
         return plan
     if options.prefill_chunk is None:

@@ -1,4 +1,5 @@
-"""``diskmoe convert``, ``verify``, ``export``, ``demo-model``, ``warmup``: making what runs need."""
+"""``diskmoe convert``, ``verify``, ``export``, ``corpus``, ``demo-model``, ``warmup``: making what
+runs need."""
 
 from __future__ import annotations
 
@@ -61,6 +62,24 @@ def export_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> in
     from diskmoe.engine.converting import export_model  # imports Numba
 
     export_model(as_path(places[0]), as_path(places[1]), say)
+    return 0
+
+
+def corpus_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
+    """``diskmoe corpus FILE... --model DIR --out DIR``."""
+    values, flags, places = _understood(
+        "corpus", words, env, {"--out": True}, ("MODEL", "DEBUG", "VERBOSE")
+    )
+    model, out = values["MODEL"].value, flags.get("--out")
+    if not places or not model or not out:
+        raise BadRequest(
+            "corpus takes texts, the model that they are for and a new directory: "
+            "diskmoe corpus FILE... --model DIR --out DIR"
+        )
+    from diskmoe.engine.corpora import make_corpus
+
+    make_corpus([as_path(place) for place in places], as_path(model), as_path(out).absolute(), say)
+    say(f"next      CORPUS={out} MODEL={model} diskmoe ...")
     return 0
 
 

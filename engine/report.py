@@ -14,6 +14,7 @@ from diskmoe.engine.settings import SETTINGS, Value
 from diskmoe.engine.stats import RunStats, peak_rss_bytes, phase_json
 from diskmoe.experts.budget import shown_bytes
 from diskmoe.mtp.compose import Account
+from diskmoe.mtp.planner import Planner
 
 REPORT_KEYS = (
     "text",
@@ -44,6 +45,7 @@ REPORT_KEYS = (
     "cache_state",
     "stop_reason",
     "drafts",
+    "planner",
     "settings",
     "model",
     "prefill",
@@ -129,6 +131,7 @@ def report_json(
         "cache_state": stats.cache_state,
         "stop_reason": stats.stop_reason,
         "drafts": {name: _draft_json(account) for name, account in stats.drafts.items()},
+        "planner": None if stats.planner is None else stats.planner.summary(),
         "settings": {
             name: {"value": value.value, "source": value.source} for name, value in values.items()
         },
@@ -182,8 +185,9 @@ def report_lines(stats: RunStats, facts: ModelFacts) -> list[str]:
         f"memory    peak {shown_bytes(peak_rss_bytes())} of a budget of "
         f"{shown_bytes(facts.budget_bytes)}"
     )
-    if "grammar" in stats.drafts:
-        lines.append(_grammar_line(stats.drafts["grammar"]))
+    lines += [_source_line(name, account) for name, account in stats.drafts.items()]
+    if stats.planner is not None:
+        lines.append(_planner_line(stats.planner, facts.expert_bytes))
     return lines
 
 
@@ -191,10 +195,28 @@ def _draft_json(account: Account) -> dict[str, Any]:
     return {**asdict(account), "acceptance": account.acceptance}
 
 
-def _grammar_line(account: Account) -> str:
-    """Scripts read this line: its form is a contract."""
+def _source_line(name: str, account: Account) -> str:
+    """Scripts read these lines: their form is a contract."""
     share = 100 * (account.acceptance or 0.0)
-    return f"grammar: {share:.0f}% acceptance ({account.accepted}/{account.judged} forced drafts)"
+    kind = "forced drafts" if name == "grammar" else "drafts"
+    return f"{name}: {share:.0f}% acceptance ({account.accepted}/{account.judged} {kind})"
+
+
+def _planner_line(planner: Planner, expert_bytes: int) -> str:
+    """How many drafts forwards had, how they did by place, and what the planner thinks rows cost."""
+    found = planner.summary()
+    fixed = "" if found["fixed"] is None else f" fixed at {found['fixed']} beside a grammar's;"
+    depths = ", ".join(f"{k}: {count}" for k, count in found["depths"].items())
+    line = f"planner:{fixed} forwards by drafts {depths or 'none'}"
+    places = [f"{right}/{judged}" for judged, right in found["accepted_by_position"]]
+    if places:
+        line += f"; accepted by position {' '.join(places)}"
+    seconds = [f"{1000 * each:.3g}" for each in found["seconds_by_rows"]]
+    if seconds:
+        misses = [shown_bytes(expert_bytes * each) for each in found["misses_by_row"]]
+        line += f"; T(1..{len(seconds)}) {' '.join(seconds)} ms"
+        line += f"; miss bytes per row {', '.join(misses)}"
+    return line + f"; declined {found['declined']}"
 
 
 def _prefetch_json(stats: RunStats) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from diskmoe.engine.report import report_json, report_lines, settings_lines, sho
 from diskmoe.engine.settings import Value
 
 Say = Callable[[str], None]
-HEAD_DRAFTS = 1  # of an MTP head at once: a second one seldom pays for its row
+GUESSES = 16  # most drafts of a forward where neither a grammar nor DRAFT says it
 _SAMPLING_NAMES = (
     ("TEMP", "temperature"),
     ("TOP_K", "top_k"),
@@ -45,7 +45,7 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
         ]
         if unused:
             say(f"note      {', '.join(unused)} has no effect beside PROMPT_IDS")
-    path = _model_path(values, say)
+    path = model_path(values, say)
     values = {**values, "MODEL": Value(str(path), values["MODEL"].source)}
     for line in settings_lines(values, verbose):
         say(line)
@@ -139,7 +139,7 @@ def _as_decided(values: Mapping[str, Value], model: Any) -> dict[str, Value]:
 
 def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     """Prints what a run would put where in memory, and how fast it would be; loads no weights."""
-    path = _model_path(values, say)
+    path = model_path(values, say)
     from diskmoe.engine.api import prepare
     from diskmoe.engine.plan import PlanReport
 
@@ -161,8 +161,11 @@ def options_from(values: Mapping[str, Value]) -> Any:
     """The ``Options`` that a set of resolved settings asks for."""
     from diskmoe.engine.api import Options
 
-    grammar = values["GRAMMAR"].value is not None or values["SCHEMA"].value is not None
-    head = 0 if values["MTP"].value is False else HEAD_DRAFTS
+    span, draft = values["GRAMMAR_DRAFT"].value, values["DRAFT"].value
+    if values["GRAMMAR"].value is None and values["SCHEMA"].value is None:
+        span = 0
+    ngram, corpus, mtp = values["NGRAM"].value, values["CORPUS"].value, values["MTP"].value
+    others = (GUESSES if draft is None else draft) if ngram or corpus or mtp is not False else 0
     return Options(
         cap=values["CAP"].value,
         expert_bits=values["EXPERT_BITS"].value,
@@ -180,9 +183,13 @@ def options_from(values: Mapping[str, Value]) -> Any:
         policy=values["POLICY"].value,
         trace=as_path(values["TRACE"].value) if values["TRACE"].value else None,
         pin_gb=values["PIN_GB"].value,
-        draft_rows=values["GRAMMAR_DRAFT"].value if grammar else head,
+        draft_rows=max(span, others),
+        span=span,
+        draft=draft,
+        ngram=ngram,
+        corpus=as_path(corpus) if corpus else None,
         guard=values["GUARD"].value,
-        mtp=values["MTP"].value,
+        mtp=mtp,
     )
 
 
@@ -222,7 +229,7 @@ def _prompt(values: Mapping[str, Value]) -> str | tuple[int, ...]:
     return text.removesuffix("\n").removesuffix("\r")  # echo's newline is no part of a question
 
 
-def _model_path(values: Mapping[str, Value], say: Say) -> Path:
+def model_path(values: Mapping[str, Value], say: Say) -> Path:
     given = values["MODEL"].value
     if given:
         return as_path(given)

@@ -114,15 +114,12 @@ class Setting:
     help: str
     kind: str = "VALUE"  # what stands behind the flag in the help; "" for a switch
     group: str = "run"
-    effect: str = ""  # why it changes nothing in this version; "" for settings that work
     bare: bool = True  # False: the bare name belongs to others, only DISKMOE_<NAME> is read
 
     @property
     def flag(self) -> str:
         return "--" + self.name.lower().replace("_", "-")
 
-
-NO_DRAFTS = "this version chooses how many drafts there are, and they never change the text"
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("MODEL", _text, None, "model directory; without it the demo model", "DIR", "what"),
@@ -233,8 +230,31 @@ SETTINGS: tuple[Setting, ...] = (
         "speed",
     ),
     Setting("TRACE", _text, None, "write which experts each token chose to FILE", "FILE", "output"),
-    Setting("DRAFT", _integer(0, 48), None, "drafts per forward", "N", "drafts", NO_DRAFTS),
+    Setting(
+        "DRAFT",
+        _integer(0, MAX_CAP),
+        None,
+        "so many drafts in each forward besides a grammar's; else as many as pay",
+        "N",
+        "drafts",
+    ),
     Setting("MTP", switch, None, "draft with the model's own head, if it has one", "0|1", "drafts"),
+    Setting(
+        "NGRAM",
+        switch,
+        True,
+        "draft what followed where the text's last tokens stood before, in it or in the prompt",
+        "0|1",
+        "drafts",
+    ),
+    Setting(
+        "CORPUS",
+        _text,
+        None,
+        "draft from texts on disk, made by diskmoe corpus for this model",
+        "DIR",
+        "drafts",
+    ),
     Setting(
         "GRAMMAR",
         _text,
@@ -369,8 +389,7 @@ def settings_table() -> str:
         default = {"False": "0", "True": "1"}.get(default, default)
         kind = f" {setting.kind}" if setting.kind else ""
         flag = f"`{setting.flag}{kind}`".replace("|", "\\|")
-        note = " (no effect in this version)" if setting.effect else ""
         text = setting.help.replace("|", "\\|")
         name = setting.name if setting.bare else PREFIX + setting.name
-        rows.append(f"| `{name}` | {flag} | {default} | {text}{note} |")
+        rows.append(f"| `{name}` | {flag} | {default} | {text} |")
     return "\n".join(rows)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import psutil
 
 from diskmoe.mtp.compose import Account
+from diskmoe.mtp.planner import Planner
 
 
 class Counters(Protocol):
@@ -120,6 +121,7 @@ class RunStats:
     decode: Phase = field(default_factory=Phase)
     recall: Recall | None = None  # of the guesses of PREFETCH
     drafts: Mapping[str, Account] = field(default_factory=dict)  # by source
+    planner: Planner | None = None  # of the drafts, where there are any
 
     @property
     def tokens_per_forward(self) -> float | None:

@@ -28,6 +28,8 @@ _MERGES = 64  # longer tokens that are looked at ...
 _TRIED = 8  # ... and tried, to see whether a last token could be part of one
 _REMEMBERED = 4096  # spans and verdicts kept
 
+Tokens = tuple[int, ...]
+
 
 class Tokenizer(Protocol):
     """What is needed of a model's tokenizer."""
@@ -94,31 +96,40 @@ class Spans:
             self.walker.habits.learn(place, int(token == span[0]), few=False)
         self._held = (place, span[1:]) if len(span) > 1 and token == span[0] else None
 
-    def propose(self, room: int) -> list[int]:
+    def propose(self, room: int, chain: Sequence[int] = ()) -> list[int]:
         """The tokens that the text should go on with; none where nothing is expected.
 
-        room: how many can be verified.
+        room: how many can be verified. chain: tokens that the text may say before these.
         """
-        self._held = None
-        walker = self.walker
+        walker, place, recent = self.walker, None, self._recent
+        if not chain:
+            self._held = None
         if not walker.ready or room <= 0:
             return []
         assert walker.state is not None
+        if chain:
+            printed = [self._printed(token) for token in chain]
+            if None in printed:
+                return []
+            place = walker.behind(b"".join(data for data in printed if data))
+            if place is None:
+                return []
+            recent = (*recent, *chain)[-_CONTEXT_TOKENS:]
         cap = min(self._cap, room)
-        data, end = walker.expected(cap * _BYTES_PER_TOKEN)
+        data, end = walker.expected(cap * _BYTES_PER_TOKEN, place)
         if not data:
-            token = walker.automaton.forced_token(walker.state)
+            token = walker.automaton.forced_token(walker.state if place is None else place[0])
             return [] if token is None else [token]
-        key = (self._recent, data)
+        key = (recent, data)
         span = self._spelled.get(key)
         if span is None:
             if len(self._spelled) >= _REMEMBERED:
                 self._spelled.clear()
-            span = self._spelled[key] = self._spell(data)
+            span = self._spelled[key] = self._spell(data, recent)
         if len(span) > cap or len(data) >= cap * _BYTES_PER_TOKEN:
             return span[:cap] if len(span) > cap else span[:-1]
-        if span and self._could_merge(span, data, end):
-            return self._without_last(span, end)
+        if span and self._could_merge(span, data, end, recent):
+            return span[:-1] if chain else self._without_last(span, end)
         return list(span)
 
     def _without_last(self, span: list[int], end: State) -> list[int]:
@@ -132,9 +143,9 @@ class Spans:
 
     # spelling
 
-    def _spell(self, data: bytes) -> list[int]:
+    def _spell(self, data: bytes, recent: Tokens) -> list[int]:
         """The tokens of some bytes behind the text's last tokens; none when they do not part there."""
-        before = self._context()
+        before = self._context(recent)
         for context in (before, b"") if before else (b"",):
             text = _whole_characters(context + data)
             if text is None:
@@ -152,10 +163,10 @@ class Spans:
                 return list(ids[first:])
         return []
 
-    def _context(self) -> bytes:
+    def _context(self, recent: Tokens) -> bytes:
         """The bytes of the last tokens, from the start of a character on."""
         found = b""
-        for token in reversed(self._recent):
+        for token in reversed(recent):
             data = self._printed(token)
             if data is None:
                 break
@@ -166,28 +177,28 @@ class Spans:
 
     # the last token
 
-    def _could_merge(self, span: list[int], data: bytes, end: State) -> bool:
+    def _could_merge(self, span: list[int], data: bytes, end: State, recent: Tokens) -> bool:
         """Whether some text that may follow would be spelled without the last token of a span."""
         if not end.allowed:
             return False
         last = span[-1]
-        before = span[-2] if len(span) > 1 else (self._recent or (-1,))[-1]
+        before = span[-2] if len(span) > 1 else (recent or (-1,))[-1]
         key = (before, last, end)
         verdict = self._merges.get(key)
         if verdict is None:
             if len(self._merges) >= _REMEMBERED:
                 self._merges.clear()
-            verdict = self._merges[key] = self._try_merges(last, data, end)
+            verdict = self._merges[key] = self._try_merges(last, data, end, recent)
         return verdict
 
-    def _try_merges(self, last: int, data: bytes, end: State) -> bool:
+    def _try_merges(self, last: int, data: bytes, end: State, recent: Tokens) -> bool:
         spelled = self._bytes[last] or b""
         tried = 0
         for longer in self._longer(spelled):
             rest = longer[len(spelled) :]
             if self.walker.automaton.walk(end, rest) is None:
                 continue
-            tail = self._spell(data + rest)
+            tail = self._spell(data + rest, recent)
             covered = 0
             for token in tail:
                 if covered == len(data) - len(spelled) and token == last:

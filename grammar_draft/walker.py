@@ -30,6 +30,8 @@ _MANY = 64  # more than these: free text, without habits
 _WORK = 200_000  # frames a text may touch in the automaton ...
 _WORK_PER_BYTE = 100  # ... and more for every byte of it
 
+Place = tuple[State, bytes]  # and the run of blanks before it
+
 
 class Walker:
     """Where a text stands in a grammar, and what it usually does there."""
@@ -92,21 +94,36 @@ class Walker:
             self.off = f"grammar {self.automaton.name} is too ambiguous to follow"
         return None
 
-    def expected(self, limit: int) -> tuple[bytes, State]:
-        """What the text will say next: forced bytes, and habits at branches while they pay.
+    def behind(self, data: bytes) -> Place | None:
+        """Where the text would stand behind some more bytes; None where they do not fit. Nothing is
+        learned."""
+        assert self.state is not None
+        state, blanks = self.state, self._blanks
+        for byte in data:
+            after = self.automaton.advance(state, byte)
+            if after is not None:
+                state = after
+            elif (state.key, blanks) not in self._deviant or byte not in BLANKS:
+                return None
+            blanks = _run(blanks, byte)
+        return state, blanks
+
+    def expected(self, limit: int, place: Place | None = None) -> tuple[bytes, State]:
+        """What the text will say next, or behind a place that it may come to: forced bytes, and
+        habits at branches while they pay.
 
         Returns (bytes, the state behind them).
         """
-        state, blanks = self.state, self._blanks
+        state, blanks = (self.state, self._blanks) if place is None else place
         assert state is not None
         said = bytearray()
         sure = 1.0
         while len(said) < limit:
             byte = state.only
             if byte < 0 or self._deviant:
-                place = (state.key, blanks)
-                if byte < 0 or place in self._deviant:
-                    guess = self.habits.guess(place)
+                spot = (state.key, blanks)
+                if byte < 0 or spot in self._deviant:
+                    guess = self.habits.guess(spot)
                     if guess is None:
                         if byte < 0:
                             break

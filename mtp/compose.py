@@ -1,9 +1,11 @@
-"""The drafts of each forward of a text: whose they are, and how they did.
+"""The chain of drafts of each forward of a text: whose they are, how many, and how they did.
 
-The one rule: the accounts are kept token by token, as tokens are emitted, so they add up wherever a
-text ends: judged = accepted + wrong, and emitted = accepted + what the model picked itself.
+A chain is a span that a grammar forces, then the best of the other sources, then the next forced
+span where the bytes between them lead to one, and so on; the planner says how much of it is worth
+its rows. The one rule: the accounts are kept token by token, as tokens are emitted, so they add up
+wherever a text ends: judged = accepted + wrong, and emitted = accepted + what the model picked.
 
-    composer = Composer([source], vocab_size, most=24)
+    composer = Composer([grammar], [ngram, head], vocab_size, most=24)
     drafts = composer.propose(room)
     for token in verified:              # what the forward over these drafts was good for
         composer.emitted(token)
@@ -12,14 +14,18 @@ text ends: judged = accepted + wrong, and emitted = accepted + what the model pi
 
 from __future__ import annotations
 
-from collections import deque
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 
+from diskmoe.mtp.acceptance import Acceptance
 from diskmoe.mtp.guard import PAUSE, WINDOW, Guard
+from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import Draft, DraftSource
+
+OTHER_MOST = 16  # drafts of a source that is no grammar, in one forward
+_MEMORY = 16  # drafts that the price of a source's drafts remembers
 
 
 @dataclass
@@ -40,34 +46,58 @@ class Account:
 
 
 class _Entry:
-    """A source with its guard and its account."""
+    """A source with its guard, its account, its chances and its price."""
 
     def __init__(self, source: DraftSource) -> None:
         self.source = source
         self.guard = Guard()
         self.account = Account()
+        self.acceptance = Acceptance(source.prior)
+        self.seconds = 0.0  # that a draft takes; of cheap ones nobody asks
+
+    def note_seconds(self, seconds: float) -> None:
+        share = 1 / _MEMORY if self.seconds else 1.0
+        self.seconds += (seconds - self.seconds) * share
+
+
+@dataclass(frozen=True)
+class _Link:
+    """A draft in a chain."""
+
+    entry: _Entry
+    draft: Draft
+    place: int  # among its source's drafts
+    chance: float
 
 
 class Composer:
-    """Asks the sources of one text for drafts, the first that has some, and keeps their accounts."""
+    """Makes the chains of one text from its sources and keeps their accounts."""
 
     def __init__(
         self,
-        sources: Sequence[DraftSource],
+        forced: Sequence[DraftSource],
+        others: Sequence[DraftSource],
         vocab_size: int,
         most: int,
+        planner: Planner | None = None,
         guard: bool = True,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """most: drafts of a forward. guard: whether sources that are mostly wrong go off. say: gets
+        """forced: sources of near-certain spans; others: of guesses, of which the best is taken.
+        most: drafts of a forward. guard: whether sources that are mostly wrong go off. say: gets
         one line when one does."""
-        self._entries = [_Entry(source) for source in sources]
+        self._forced = [_Entry(source) for source in forced]
+        self._others = [_Entry(source) for source in others]
+        self._entries = [*self._forced, *self._others]
         self._vocab_size = vocab_size
         self._most = most
+        self.planner = planner or Planner()
         self._guard = guard
         self._say = say
-        self._author: _Entry | None = None
-        self._open: deque[int] = deque()  # drafts of the forward at hand that are not judged yet
+        self._chain: list[_Link] = []  # as worked out; what follows the submitted ones is watched
+        self._submitted = 0
+        self._at = 0  # drafts of the chain that were right by now
+        self._spent = 0.0  # seconds, in finding this chain
 
     @property
     def accounts(self) -> dict[str, Account]:
@@ -76,53 +106,157 @@ class Composer:
 
     def propose(self, room: int) -> list[Draft]:
         """Drafts for the next forward, at most `room`."""
-        self._open.clear()
-        for entry in self._entries:
-            allowed = min(room, self._most)
-            if self._guard:
-                allowed = entry.guard.allowed(allowed)
-            if allowed <= 0:
-                continue
-            drafts = self._asked(entry.source, allowed)
-            if drafts:
-                entry.account.proposed += len(drafts)
-                self._author = entry
-                self._open.extend(draft.token for draft in drafts)
-                return drafts
-        return []
+        self._chain, self._submitted, self._at, self._spent = [], 0, 0, 0.0
+        limit = min(room, self._most)
+        if limit <= 0 or not self.planner.begin(limit):
+            return []
+        idle = self._grow(limit)
+        self._submitted = self.planner.choose(self._chances, self._spent, idle)
+        submitted = self._chain[: self._submitted]
+        for link in submitted:
+            link.entry.account.proposed += 1
+        return [link.draft for link in submitted]
 
-    def _asked(self, source: DraftSource, most: int) -> list[Draft]:
-        """Drafts up to the first that is no id of the model."""
+    @property
+    def _chances(self) -> list[float]:
+        return [link.chance for link in self._chain]
+
+    def _grow(self, limit: int) -> bool:
+        """Works the chain out; True where a source was not asked, as it would not pay."""
+        others, idle = OTHER_MOST if self.planner.fixed is None else self.planner.fixed, False
+        while True:
+            before = len(self._chain)
+            for entry in self._forced:
+                self._extend(entry, self._drafts(entry, limit - len(self._chain)))
+            if before and len(self._chain) == before:
+                return idle  # nothing is forced behind what others said
+            room = min(limit - len(self._chain), others)
+            before = len(self._chain)
+            if room > 0:
+                idle = self._add_best(room)
+            others -= len(self._chain) - before
+            if len(self._chain) == before:
+                return idle
+
+    def _add_best(self, room: int) -> bool:
+        """Adds what the best of the other sources says; True when one was not asked."""
+        _, most = self.planner.best(self._chances, self._spent)
+        costly: tuple[float, _Entry] | None = None
+        best: tuple[float, _Entry, list[Draft]] | None = None
+        for entry in self._others:
+            if entry.source.cheap:
+                drafts = self._drafts(entry, room)
+                links = self._links(entry, drafts)
+                chances = [*self._chances, *(link.chance for link in links)]
+                _, rate = self.planner.best(chances, self._spent)
+                if drafts and (best is None or rate > best[0]):
+                    best = rate, entry, drafts
+            elif self._allowed(entry, room):
+                likely = [entry.acceptance.chance(place) for place in range(room)]
+                chances = [*self._chances, *likely]
+                rate = self._costly_rate(chances, len(self._chain), entry.seconds)
+                if costly is None or rate > costly[0]:
+                    costly = rate, entry
+        if costly is not None:
+            bar = max(most, best[0] if best is not None else 0.0)
+            if costly[0] > bar or (self.planner.probing and best is None):
+                self._extend(costly[1], self._drafts(costly[1], room))
+                return False
+        if best is not None:
+            self._extend(best[1], best[2])
+        return costly is not None
+
+    def _costly_rate(self, chances: list[float], before: int, each: float) -> float:
+        """The best rate with drafts behind the first `before` that take `each` seconds."""
+        found = 0.0
+        for k in range(before + 1, len(chances) + 1):
+            spent = self._spent + each * (k - before)
+            found = max(found, self.planner.rate(chances[:k], spent))
+        return found
+
+    def _allowed(self, entry: _Entry, room: int) -> int:
+        """How many more drafts of a source the chain may have."""
+        if not self._guard or room <= 0:
+            return room
+        said = sum(link.entry is entry for link in self._chain)
+        return min(room, entry.guard.allowed(room + said) - said)
+
+    def _drafts(self, entry: _Entry, room: int) -> list[Draft]:
+        """What a source says behind the chain, up to the first that is no id of the model; of one
+        whose drafts cost a forward of their own, as long as the next is likely to pay."""
+        room = self._allowed(entry, room)
         found: list[Draft] = []
-        with closing(source.drafts([])) as drafts:
-            for draft in islice(drafts, most):
+        if room <= 0:
+            return found
+        chain = [link.draft.token for link in self._chain]
+        began = time.perf_counter()
+        with closing(entry.source.drafts(chain)) as drafts:
+            for draft in drafts:
                 if not 0 <= draft.token < self._vocab_size:
                     break
                 found.append(draft)
+                if len(found) >= room:
+                    break
+                if not entry.source.cheap and not self._pays(entry, found):
+                    break
+        if not entry.source.cheap:
+            seconds = time.perf_counter() - began
+            self._spent += seconds
+            if found:
+                entry.note_seconds(seconds / len(found))
         return found
 
+    def _pays(self, entry: _Entry, found: list[Draft]) -> bool:
+        """Whether one more draft is likely to be worth working it out."""
+        if self.planner.fixed is not None:
+            return True
+        chances = [*self._chances, *(link.chance for link in self._links(entry, found))]
+        here = self.planner.rate(chances, self._spent)
+        more = [*chances, entry.acceptance.chance(len(found))]
+        return self.planner.rate(more, self._spent + entry.seconds) > here
+
+    def _links(self, entry: _Entry, drafts: Sequence[Draft]) -> list[_Link]:
+        said = sum(link.entry is entry for link in self._chain)
+        return [
+            _Link(entry, draft, place, entry.acceptance.chance(place, draft.grade))
+            for place, draft in enumerate(drafts, said)
+        ]
+
+    def _extend(self, entry: _Entry, drafts: Sequence[Draft]) -> None:
+        self._chain += self._links(entry, drafts)
+
+    def forwarded(self, seconds: float, waited: float, misses: Sequence[float]) -> None:
+        """What the forward over the drafts took; see ``Costs.measured``."""
+        self.planner.costs.measured(seconds, waited, misses)
+
     def emitted(self, token: int) -> bool:
-        """The text went on by this token; True when a draft had it right."""
-        right = False
-        if self._open:
-            right = self._open.popleft() == token
-            self._judge(right)
+        """The text went on by this token; True when a submitted draft had it right."""
+        accepted = False
+        if self._at < len(self._chain):
+            link = self._chain[self._at]
+            right = link.draft.token == token
+            link.entry.acceptance.judged(link.place, link.draft.grade, right)
+            if self._at < self._submitted:
+                self._judge(link.entry, right)
+                accepted = right
+            if right:
+                self._at += 1
+            else:
+                self._chain = []
         for entry in self._entries:
             entry.guard.emitted()
             entry.source.observe([token])
             self._note(entry)
-        return right
+        return accepted
 
-    def _judge(self, right: bool) -> None:
-        assert self._author is not None
-        account, guard = self._author.account, self._author.guard
+    def _judge(self, entry: _Entry, right: bool) -> None:
+        account = entry.account
         account.judged += 1
         account.accepted += right
-        if not right:
-            self._open.clear()
-        if self._guard and guard.judged(right):
+        self.planner.judged(self._at, right)
+        if self._guard and entry.guard.judged(right):
             self._say(
-                f"guard     {self._author.source.name} drafts go off: of the latest "
+                f"guard     {entry.source.name} drafts go off: of the latest "
                 f"{WINDOW} over half were wrong; one is tried after {PAUSE} tokens"
             )
 

@@ -21,6 +21,7 @@ class GrammarSource:
 
     name = "grammar"
     prior = (0.98,)
+    cheap = True
 
     def __init__(
         self,
@@ -48,8 +49,8 @@ class GrammarSource:
         return self._spans.walker.off
 
     def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
-        """A whole span. Behind other drafts none: where they lead is not worked out."""
-        for token in () if chain else self._spans.propose(self._cap):
+        """A whole span, behind other drafts too where their bytes fit."""
+        for token in self._spans.propose(self._cap, chain):
             yield Draft(token)
 
     def observe(self, tokens: Sequence[int]) -> None:

@@ -55,6 +55,12 @@ class DraftSource(Protocol):
         until that was seen. The last holds for all behind it."""
         ...
 
+    @property
+    def cheap(self) -> bool:
+        """Whether drafts are looked up, so that asking costs next to nothing; else each takes a
+        forward of some model, and the source is asked where that is likely to pay."""
+        ...
+
     def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
         """What should follow all that was emitted, and then `chain`: drafts of other sources that
         stand before these in the same forward and are not judged yet.

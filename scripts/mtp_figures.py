@@ -20,7 +20,8 @@ def figures(model: Path, depth: int, prompts: list[str], limit: int) -> str:
     """One line."""
     tokens = forwards = proposed = judged = accepted = 0
     forward = beside = 0.0
-    with Model.load(model, Options(draft_rows=depth, guard=False, ctx=1024)) as loaded:
+    options = Options(draft_rows=depth, draft=depth, guard=False, ngram=False, ctx=1024)
+    with Model.load(model, options) as loaded:
         for prompt in prompts:
             run = loaded.generate(prompt, limit=limit)
             for _ in run:

@@ -216,3 +216,93 @@ def route(
     if renorm:
         weights /= weights.sum(axis=1, keepdims=True) + (1e-20 if score == "sigmoid" else 0)
     return ids, weights * scale
+
+
+def mask_of(allowed: npt.NDArray[np.uint64], n: int) -> npt.NDArray[np.bool_]:
+    """Words of 64 bits -> a bool for each of n ids."""
+    return np.array([bool(int(allowed[i // 64]) >> (i % 64) & 1) for i in range(n)])
+
+
+def largest_of_blocks(
+    logits: Floats, allowed: npt.NDArray[np.uint64], blocks: int
+) -> tuple[int, Floats]:
+    """The lowest id of the largest logit that may be taken, or -1, or -2; each block's largest."""
+    mask = mask_of(allowed, len(logits))
+    taken = np.where(mask, logits, np.float32(-np.inf))
+    maxima = np.array([taken[64 * b : 64 * b + 64].max() for b in range(blocks)], np.float32)
+    if not np.isfinite(logits[mask]).all():
+        return -2, maxima
+    return (int(taken.argmax()) if mask.any() else -1), maxima
+
+
+def weights(logits: Floats, largest: float, temperature: float) -> Doubles:
+    """e**((logit - largest) / temperature)."""
+    with np.errstate(over="ignore"):
+        return np.exp((logits.astype(np.float64) - largest) / temperature)
+
+
+def heaviest(logits: Floats, ids: Sequence[int], weights: Doubles, target: float) -> list[int]:
+    """The fewest ids with the largest logits, of equals the lowest, that weigh `target` together."""
+    order = sorted(range(len(ids)), key=lambda k: (-logits[ids[k]], ids[k]))
+    held = np.cumsum(weights[order])
+    count = int(np.searchsorted(held, target, side="left")) + 1
+    return sorted(int(ids[k]) for k in order[:count])
+
+
+def _mixed(word: int) -> int:
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+    return word ^ (word >> 31)
+
+
+def stream_of(seed: int, place: int) -> int:
+    step = 0x9E3779B97F4A7C15
+    return _mixed(_mixed((seed + step) % 2**64) ^ (place * step % 2**64))
+
+
+def uniform(stream: int, number: int) -> float:
+    """SplitMix64's number `number` from a state, its upper 52 bits as an odd multiple of 2**-53."""
+    return ((_mixed((stream + (number + 1) * 0x9E3779B97F4A7C15) % 2**64) >> 12) + 0.5) / 2**52
+
+
+def race(ids: Sequence[int], weights: Doubles, stream: int) -> int:
+    """The id with the least -log(1 - u) / weight."""
+    noise = np.array([-np.log1p(-uniform(stream, int(i))) for i in ids])
+    with np.errstate(divide="ignore"):
+        return int(ids[int((noise / weights).argmin())])
+
+
+def lookup(text: Sequence[int], chain: Sequence[int], count: int) -> list[tuple[int, int]]:
+    """(token, grade) of at most ``count`` drafts behind text + chain, by looking at every place."""
+    context, found = [*text, *chain], []
+    while len(found) < count:
+        for n in (5, 2):
+            ends = [
+                end
+                for end in reversed(range(n, len(text)))
+                if len(context) >= n and list(text[end - n : end]) == context[-n:]
+            ][:8]
+            if ends:
+                break
+        else:
+            break
+        best = max(ends, key=lambda end: _in_common(text[:end], context))
+        votes = [text[end] for end in ends].count(text[best])
+        sure = _in_common(text[:best], context)
+        if votes == len(ends):
+            sure += (0, 3, 6)[min(votes, 3) - 1]
+        elif votes * 2 <= len(ends):
+            sure = sure // 3
+        if sure < 3:
+            break
+        found.append((text[best], (sure >= 5) + (sure >= 8) + (sure >= 12)))
+        context.append(text[best])
+    return found
+
+
+def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How long a tail, up to 32, two texts share."""
+    count = 0
+    while count < min(32, len(one), len(other)) and one[-1 - count] == other[-1 - count]:
+        count += 1
+    return count

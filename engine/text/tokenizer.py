@@ -11,8 +11,10 @@ probe strings and comparing the bytes. A tokenizer.json is foreign data and is c
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +67,14 @@ class TextTokenizer:
         """One more than the highest id that has a token."""
         surplus = set(self.surplus_ids)
         return max((i for i in range(self.vocab_size) if i not in surplus), default=-1) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A word that vocabularies have in common when all their ids print the same bytes."""
+        digest = hashlib.sha256()
+        for token in self.token_bytes[: self.valid_count]:
+            digest.update(b"-" if token is None else b"%d:%b" % (len(token), token))
+        return digest.hexdigest()
 
     @property
     def valid_mask(self) -> np.ndarray:

@@ -17,6 +17,7 @@ from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.head import MOST_DEPTH, MtpSource
+from diskmoe.mtp.planner import Planner
 
 VOCAB = 96
 
@@ -64,9 +65,10 @@ def ids_of(
     """The ids of a run with so many drafts a forward; 0: plain."""
     transformer, layer = model
     stats, composer = RunStats(), None
-    source = MtpSource(layer, transformer.config.hidden)
+    sampler = Sampler(sampling, VOCAB)
+    source = MtpSource(layer, transformer.config.hidden, sampler.guess)
     if depth:
-        composer = Composer([source], VOCAB, most=depth, guard=False)
+        composer = Composer([], [source], VOCAB, most=depth, planner=Planner(depth), guard=False)
         stats.drafts = composer.accounts
 
     def absorb(following: Sequence[int]) -> None:
@@ -75,7 +77,7 @@ def ids_of(
     run = decode(
         transformer,
         prompt,
-        Sampler(sampling, VOCAB),
+        sampler,
         limit=limit,
         stop_ids=stops,
         prefill_chunk=chunk,
@@ -150,7 +152,7 @@ def loaded(folder: Path, **options) -> Model:
 def test_a_run_after_one_that_was_left_says_what_it_says_alone(folder: Path) -> None:
     with loaded(folder, draft_rows=0) as plain:
         expected = list(plain_ids(plain, [4, 8, 15], 40))
-    with loaded(folder, draft_rows=3, guard=False) as model:
+    with loaded(folder, draft_rows=3, draft=3, guard=False, ngram=False) as model:
         for left in (1, 2, 5, 11):
             run = model.generate([16, 23, 42], limit=40)
             for _ in islice(run._tokens, left):
@@ -171,11 +173,11 @@ def plain_ids(model: Model, prompt: Sequence[int], limit: int) -> list[int]:
 
 
 def test_a_head_that_is_not_wanted_is_not_loaded(folder: Path) -> None:
-    for options in ({"mtp": False}, {"draft_rows": 0}):
+    for options in ({"mtp": False}, {"draft_rows": 0}, {"draft": 0}):
         with loaded(folder, **options) as model:
             assert not model.memory.mtp_slots
             run = model.generate([1, 2, 3], limit=5)
-            assert len(list(run._tokens)) == 5 and not run.stats.drafts
+            assert len(list(run._tokens)) == 5 and "mtp" not in run.stats.drafts
 
 
 def test_a_head_that_is_asked_for_and_not_there_is_told_once(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
 
 
 def test_json_has_exactly_the_keys_of_the_contract(tiny, capsys) -> None:
-    got = report(capsys, "--model", str(tiny), "--ngen", "6")
+    got = report(capsys, "--model", str(tiny), "--ngen", "6", "--ngram", "0")
     assert tuple(got) == REPORT_KEYS
     assert got["text"] is None and len(got["token_ids"]) == got["tokens"] == 6
     assert got["forwards"] == 6 and got["tokens_per_forward"] == 1.0
@@ -68,7 +68,7 @@ def test_more_threads_than_cores_are_used_and_said(tiny, capsys) -> None:
 
 
 def test_the_accounts_add_up(tiny, capsys) -> None:
-    got = report(capsys, "--model", str(tiny), "--ngen", "12", "--cap", "2")
+    got = report(capsys, "--model", str(tiny), "--ngen", "12", "--cap", "2", "--ngram", "0")
     layers, top_k = got["model"]["layers"], got["model"]["top_k"]
     assert got["selections"] == 12 * layers * top_k
     assert got["hits"] + got["misses"] == got["selections"]  # one row: all experts are unique
@@ -91,6 +91,7 @@ def test_knobs_of_speed_never_change_an_id(tiny, converted, capsys) -> None:
             ["--prefetch", "1", "--cap", "2"],
             ["--prefetch", "count", "--cap", "4", "--disk-bps", "5M"],
             ["--verify", "1", "--cap", "3", "--policy", "lfu"],
+            ["--ngram", "1", "--cap", "3"],
             *(["--policy", policy, "--cap", "2"] for policy in POLICIES),
         ):
             got = report(capsys, "--model", str(model), "--ngen", "24", *knobs)

@@ -213,3 +213,16 @@ def test_drafting_along_a_text_never_changes_what_is_emitted(words: tuple[str, .
     assert at == len(ids)
     assert accepted >= 0.9 * judged
     assert len(ids) >= 2 * forwards
+
+
+def test_behind_tokens_that_may_come_the_next_span_is_spelled_and_nothing_is_learned() -> None:
+    toy = Toy('{"', "id", '":', '","')
+    spans = made(ROWS, toy)
+    spans.accept(toy.encode('{"id":1'))
+    before = spans.propose(24)
+    assert toy.text(spans.propose(24, toy.encode("7,"))) == '"kind":"'
+    assert spans.propose(24, toy.encode("7x")) == []  # bytes that do not fit
+    assert spans.propose(24, [toy.special]) == []
+    assert spans.propose(24) == before
+    spans.accept(toy.encode(","))
+    assert toy.text(spans.propose(24)) == '"kind":"'

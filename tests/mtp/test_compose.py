@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.guard import PAUSE, WINDOW
+from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import Draft
 
 
@@ -16,6 +17,7 @@ class Says:
     name: str = "says"
     gave_up: str = ""
     prior: tuple[float, ...] = (0.9,)
+    cheap: bool = True
     asked: int = 0
     heard: list[int] = field(default_factory=list)
 
@@ -29,7 +31,9 @@ class Says:
 
 
 def composer(*sources: Says, most: int = 8, **more) -> Composer:
-    return Composer(sources, vocab_size=10, most=most, **more)
+    """With whatever is proposed submitted, unless a planner is given."""
+    more.setdefault("planner", Planner(fixed=48))
+    return Composer([], sources, vocab_size=10, most=most, **more)
 
 
 def proposed(drafts: Composer, room: int) -> list[int]:
@@ -53,12 +57,12 @@ def test_what_is_too_long_or_no_id_of_the_model_is_cut() -> None:
     assert proposed(composer(Says([1])), 0) == []
 
 
-def test_the_first_source_with_drafts_is_taken() -> None:
-    none, some, other = Says([], "none"), Says([4], "some"), Says([5], "other")
+def test_of_several_sources_the_one_that_promises_most_is_taken() -> None:
+    none, some, other = Says([], "none"), Says([4], "some"), Says([5, 6], "other")
     drafts = composer(none, some, other)
-    assert proposed(drafts, 4) == [4] and not other.asked
-    drafts.emitted(4)
-    assert drafts.accounts["some"].accepted == 1 and drafts.accounts["other"].judged == 0
+    assert proposed(drafts, 4) == [5, 6]
+    drafts.emitted(5)
+    assert drafts.accounts["other"].accepted == 1 and drafts.accounts["some"].judged == 0
 
 
 def test_drafts_are_judged_up_to_the_first_wrong_one() -> None:
@@ -123,3 +127,69 @@ def test_a_source_that_gives_up_says_so_once() -> None:
     source.gave_up = "it is too hard"
     fail(drafts, 3)
     assert said == ["note      says drafts end: it is too hard"] and drafts.accounts["says"].off
+
+
+@dataclass
+class Table(Says):
+    """A source that goes on from the chain's last token."""
+
+    after: dict[int, list[int]] = field(default_factory=dict)
+
+    def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
+        for token in self.after.get(chain[-1] if chain else -1, []):
+            self.asked += 1
+            yield Draft(token)
+
+
+def test_a_chain_is_a_forced_span_then_a_guess_then_the_next_forced_span() -> None:
+    forced = Table([], "grammar", after={-1: [1, 2], 4: [5]})
+    guess = Table([], "ngram", after={2: [3, 4], 5: [6, 7]})
+    drafts = Composer([forced], [guess], 10, most=8, planner=Planner(fixed=3))
+    assert proposed(drafts, 8) == [1, 2, 3, 4, 5, 6]  # three that are not forced
+    for token in (1, 2, 3, 9):
+        drafts.emitted(token)
+    accounts = drafts.accounts
+    assert (accounts["grammar"].proposed, accounts["grammar"].accepted) == (3, 2)
+    assert (accounts["ngram"].proposed, accounts["ngram"].judged) == (3, 2)
+    assert drafts.planner.summary()["accepted_by_position"] == [[1, 1], [1, 1], [1, 1], [1, 0]]
+
+
+def test_a_chain_ends_where_the_forward_has_no_more_room() -> None:
+    forced = Table([], "grammar", after={-1: [1, 2], 4: [5]})
+    guess = Table([], "ngram", after={2: [3, 4]})
+    drafts = Composer([forced], [guess], 10, most=8, planner=Planner(fixed=8))
+    assert [proposed(drafts, room) for room in (1, 3, 4, 9)] == [
+        [1],
+        [1, 2, 3],
+        [1, 2, 3, 4],
+        [1, 2, 3, 4, 5],
+    ]
+
+
+def test_a_source_that_costs_a_forward_is_asked_for_no_more_than_pays() -> None:
+    head = Says([1, 2, 3, 4], "mtp", prior=(0.9, 0.05), cheap=False)
+    drafts = composer(head, planner=planner(2e-3, 1e-3))
+    assert proposed(drafts, 8) == [1] and head.asked == 1
+    dear = Says([1], "mtp", prior=(0.1,), cheap=False)
+    drafts = composer(dear, planner=planner(1e-3, 1e-3))
+    assert proposed(drafts, 8) == [] and dear.asked == 0
+    assert drafts.planner.declined == 1
+
+
+def test_drafts_that_were_not_submitted_are_watched_all_the_same() -> None:
+    """A source whose guesses come true is trusted again without a row being spent on it."""
+    guess = Says([1], "ngram", prior=(0.1,))
+    drafts = composer(guess, planner=planner(1e-3, 5e-4))
+    waited = 0
+    while not proposed(drafts, 8):
+        assert not drafts.emitted(1)
+        waited += 1
+    assert 0 < waited < 8 and drafts.accounts["ngram"].judged == 0
+
+
+def planner(base: float, row: float) -> Planner:
+    """One that has seen forwards of 1 to 4 rows, often."""
+    made = Planner()
+    for rows in (1, 2, 3, 4) * 8:
+        made.costs.measured(base + row * rows, 0.0, [0] * rows)
+    return made

@@ -1,0 +1,56 @@
+"""How often drafts are right, by source, by their place among the source's drafts, and by grade.
+
+What is kept is P(draft j right | those before it were), from judged drafts alone. A place that was
+seen little leans on the source's own guess of itself, a grade on its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MEMORY = 16  # judged drafts that a place remembers
+GRADE_MEMORY = 32  # and a grade of a place
+PLACES = 8  # from the last of these on all are one
+_LEAN = 2.0  # judged drafts that the fallback is worth
+
+
+class _Share:
+    """A share of latest events that decays as new ones come."""
+
+    def __init__(self, memory: int) -> None:
+        self._keep = 1 - 1 / memory
+        self._right = 0.0
+        self._count = 0.0
+
+    def add(self, right: bool) -> None:
+        self._right = self._right * self._keep + right
+        self._count = self._count * self._keep + 1
+
+    def value(self, fallback: float) -> float:
+        return (self._right + _LEAN * fallback) / (self._count + _LEAN)
+
+
+class Acceptance:
+    """The chances of one source's drafts."""
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        """prior: of the first, second, ... draft; the last holds for all behind it."""
+        self._prior = tuple(prior)
+        self._places: dict[int, _Share] = {}
+        self._grades: dict[tuple[int, int], _Share] = {}
+
+    def judged(self, place: int, grade: int, right: bool) -> None:
+        """A draft was judged; place: how many of the source's drafts stood before it."""
+        place = min(place, PLACES - 1)
+        self._places.setdefault(place, _Share(MEMORY)).add(right)
+        self._grades.setdefault((place, grade), _Share(GRADE_MEMORY)).add(right)
+
+    def chance(self, place: int, grade: int | None = None) -> float:
+        """The chance of a draft, of any grade or of this one."""
+        value = self._prior[min(place, len(self._prior) - 1)]
+        place = min(place, PLACES - 1)
+        if place in self._places:
+            value = self._places[place].value(value)
+        if grade is not None and (place, grade) in self._grades:
+            value = self._grades[place, grade].value(value)
+        return value
