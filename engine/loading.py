@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from diskmoe.engine.errors import BadModel, BadRequest, OutOfBudget
@@ -18,7 +19,7 @@ from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.mtp_layer import mtp_scratch_bytes
 from diskmoe.engine.model.tensors import head_tensors, tensor_plan, verify_container
-from diskmoe.engine.model.weights import dense_bytes, loader_bytes
+from diskmoe.engine.model.weights import dense_bytes, loader_bytes, matrix_formats
 from diskmoe.engine.stats import peak_rss_bytes
 from diskmoe.engine.warmup import ready_kernels
 from diskmoe.experts.ahead import AHEAD_SLOTS
@@ -31,9 +32,9 @@ from diskmoe.experts.formats import FORMATS, format_for_bits, mtp_format
 from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.policy import AUTO, POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
-from diskmoe.experts.stored import StoredExperts
+from diskmoe.experts.stored import experts_of
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
-from diskmoe.mtp.head import KEPT_ROWS
+from diskmoe.mtp.head import WAITING_ROWS
 
 Say = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
@@ -165,10 +166,11 @@ class Opened:
         """How experts are read, and why so."""
         return self.records.io_mode
 
-    @property
+    @cached_property
     def dense_formats(self) -> tuple[str, ...]:
-        """The formats of dense weights; the router is f32 always."""
-        return ("f32", self.dense_format or "bf16")
+        """The formats of dense weights, that of most bytes last; the router is f32 always."""
+        found = matrix_formats(self.source, self.config, self.dense_format)
+        return ("f32", *(fmt for fmt in found if fmt != "f32"))
 
     @property
     def kernel_formats(self) -> tuple[str, ...]:
@@ -228,7 +230,7 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
     context, notes = _context(config, options)
     expert_format = format_for_bits(options.expert_bits) if options.expert_bits else None
     dense_format = format_for_bits(options.dense_bits) if options.dense_bits else None
-    stored = [StoredExperts(checkpoint, plan, layer) for layer in plan.experts]
+    stored = [experts_of(checkpoint, plan, layer) for layer in plan.experts]
     each = sum(piece.nbytes for layer in stored for piece in layer.pieces(0))
     direct, why = _direct_mode(plan.n_experts * each, options)
     records = CheckpointRecords(
@@ -346,12 +348,13 @@ def _scratch_bytes(opened: Opened, rows: int, drafts: int) -> int:
     counted one by one."""
     config, layout = opened.config, opened.records.record_layout
     rows, logit_rows = max(rows, 1 + drafts), 12 + drafts
-    working = scratch_bytes(config, rows, logit_rows, opened.context, layout, opened.dense_formats)
+    formats = opened.dense_formats
+    working = scratch_bytes(config, rows, logit_rows, opened.context, layout, formats, 1 + drafts)
     working += drafts * config.layers * PROGRAM_BYTES
     if opened.mtp:
         layout, formats = opened.records.record_layout_of(config.layers), opened.kernel_formats
-        working += mtp_scratch_bytes(config, max(rows, KEPT_ROWS), layout, formats)
-        working += 4 * KEPT_ROWS * config.hidden  # states that wait
+        working += mtp_scratch_bytes(config, max(rows, WAITING_ROWS), layout, formats)
+        working += 4 * WAITING_ROWS * config.hidden  # states that wait
     return opened.records.scratch_bytes + working + OTHER_BYTES
 
 
@@ -407,7 +410,9 @@ def plan_for(opened: Opened, options: Options, say: Say, helpers: int = 0) -> Me
             None if options.ram_gb is None else int(options.ram_gb * 2**30),
             base_bytes=held,
             dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
-            kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
+            kv_bytes=kv_cache_bytes(
+                config, opened.context, kv_format=options.kv, kept=1 + options.draft_rows
+            ),
             scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows) + helpers,
             loader_bytes=loader_bytes(opened.source, config),
             slot_bytes=opened.records.record_layout.nbytes,

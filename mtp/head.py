@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float32]
 Guess = Callable[[Floats, int], int]
 
 MOST_DEPTH = 4  # drafts at once, those of others before them included
-KEPT_ROWS = 64  # rows that may wait to be absorbed; as many at once are a prompt's
+WAITING_ROWS = 64  # rows that may wait to be absorbed; as many at once are a prompt's
 _SURE = (0.25, 0.5, 0.8)  # where grades begin: probabilities of the draft in the head's own eyes
 
 
@@ -93,20 +93,20 @@ class MtpSource:
         self._guess = guess
         layer.kv.trim(min(reused, layer.kv.length))
         self._tokens: list[int] = []  # that wait, with the states before them
-        self._states = np.empty((KEPT_ROWS, hidden), np.float32)
+        self._states = np.empty((WAITING_ROWS, hidden), np.float32)
         self._latest: Floats | None = None  # g of the row absorbed last
 
     def absorb(self, tokens: Sequence[int], states: Floats) -> None:
         """The model's rows went on by these tokens: states (n, hidden) after the final norm, row i
         the one before tokens[i]. They are not kept beyond the call."""
-        if len(tokens) >= KEPT_ROWS:
+        if len(tokens) >= WAITING_ROWS:
             self._catch_up()
             self._latest = self._fed(tokens, states, prompt=True)
             return
         for token, state in zip(tokens, states, strict=True):
             self._states[len(self._tokens)] = state
             self._tokens.append(token)
-            if len(self._tokens) == KEPT_ROWS:
+            if len(self._tokens) == WAITING_ROWS:
                 self._catch_up()
 
     def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:

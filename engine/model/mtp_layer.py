@@ -26,6 +26,7 @@ from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.phases import RowBuilder, preparation_bytes
 from diskmoe.engine.model.scratch import Floats, Scratch
+from diskmoe.engine.model.tensors import mtp_name
 from diskmoe.engine.model.weights import DenseWeights, LayerWeights
 from diskmoe.experts.store import ExpertStore
 from diskmoe.experts.tiles import RecordLayout
@@ -49,16 +50,16 @@ def mtp_weights(dense: DenseWeights, config: ModelConfig) -> MtpWeights:
     """The weights of the first head by role."""
     names, layer = FAMILIES[config.family].names, config.layers
 
-    def own(template: str) -> str:
-        return names.of_head(template, layer, config.layers)
+    def norm(template: str) -> Floats:
+        return dense.vector(mtp_name(config, template, layer))
 
     return MtpWeights(
         dense=dense,
-        embedding_norm=dense.vector(own(names.mtp_embedding_norm)),
-        hidden_norm=dense.vector(own(names.mtp_hidden_norm)),
-        projection=dense.matrix(own(names.mtp_projection)),
+        embedding_norm=norm(names.mtp_embedding_norm),
+        hidden_norm=norm(names.mtp_hidden_norm),
+        projection=dense.matrix(mtp_name(config, names.mtp_projection, layer)),
         layer=dense.layer(config, layer),
-        final_norm=dense.vector(own(names.mtp_final_norm)),
+        final_norm=norm(names.mtp_final_norm),
     )
 
 

@@ -18,7 +18,7 @@ from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.convert import convert
-from diskmoe.mtp.head import KEPT_ROWS, MtpSource
+from diskmoe.mtp.head import WAITING_ROWS, MtpSource
 
 TOLERANCE = 1e-4
 FOUR: Any = {"expert_format": "q4", "dense_format": "q4"}
@@ -96,10 +96,10 @@ def head(folder: Path) -> Iterator[tuple[Transformer, MtpLayer]]:
         yield found
 
 
-TEXT = [int(token) for token in np.random.default_rng(5).integers(0, 96, 2 * KEPT_ROWS + 20)]
+TEXT = [int(token) for token in np.random.default_rng(5).integers(0, 96, 2 * WAITING_ROWS + 20)]
 
 
-@pytest.mark.parametrize("chunk", [1, 7, KEPT_ROWS, KEPT_ROWS + 9])
+@pytest.mark.parametrize("chunk", [1, 7, WAITING_ROWS, WAITING_ROWS + 9])
 def test_drafts_are_the_same_bits_however_the_rows_came_in(head, folder, chunk):
     model, layer = head
     source = MtpSource(layer, model.config.hidden)
