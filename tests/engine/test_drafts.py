@@ -22,6 +22,7 @@ from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.grammar_source import GrammarSource
 
+
 @pytest.fixture(scope="module", params=["qwen3_moe", "glm4_moe", "gpt_oss"])
 def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transformer]:
     """Experts in four slots a layer, of eight: drafts evict and pass."""
