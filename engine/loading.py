@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from diskmoe.engine.errors import BadModel, BadRequest, OutOfBudget
@@ -17,7 +18,7 @@ from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
-from diskmoe.engine.model.weights import dense_bytes, loader_bytes
+from diskmoe.engine.model.weights import dense_bytes, loader_bytes, matrix_formats
 from diskmoe.engine.stats import peak_rss_bytes
 from diskmoe.engine.warmup import ready_kernels
 from diskmoe.experts.ahead import AHEAD_SLOTS
@@ -30,7 +31,7 @@ from diskmoe.experts.formats import FORMATS, format_for_bits
 from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.policy import AUTO, POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
-from diskmoe.experts.stored import StoredExperts
+from diskmoe.experts.stored import experts_of
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
 
 Say = Callable[[str], None]
@@ -57,8 +58,8 @@ class Options:
     usage: folder of what is learned from runs, of which pin_gb GiB stay in memory; None: nothing is.
     draft_rows: most drafts of a forward, for which memory is planned; 0: none. span: most of
     them in a row that a grammar forces. draft: so many others in each forward; None: as many as
-    pay. ngram: draft what followed where the text's end stood before. guard: switch drafts off that
-    are mostly wrong.
+    pay. ngram: draft what followed where the text's end stood before; corpus: where it stands in
+    the texts of this directory. guard: switch drafts off that are mostly wrong.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -86,6 +87,7 @@ class Options:
     span: int = DEFAULT_CAP
     draft: int | None = None
     ngram: bool = True
+    corpus: Path | None = None
     guard: bool = True
 
     def __post_init__(self) -> None:
@@ -117,7 +119,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and not isinstance(value, int | float):
                 raise BadRequest(f"{name} is {value!r}; it must be a number")
-        for name in ("trace", "usage"):
+        for name in ("trace", "usage", "corpus"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Path):
                 raise BadRequest(f"{name} is {value!r}; it must be a Path")
@@ -159,10 +161,11 @@ class Opened:
         """How experts are read, and why so."""
         return self.records.io_mode
 
-    @property
+    @cached_property
     def dense_formats(self) -> tuple[str, ...]:
-        """The formats of dense weights; the router is f32 always."""
-        return ("f32", self.dense_format or "bf16")
+        """The formats of dense weights, that of most bytes last; the router is f32 always."""
+        found = matrix_formats(self.source, self.config, self.dense_format)
+        return ("f32", *(fmt for fmt in found if fmt != "f32"))
 
     @property
     def kernel_formats(self) -> tuple[str, ...]:
@@ -218,7 +221,7 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
     context, notes = _context(config, options)
     expert_format = format_for_bits(options.expert_bits) if options.expert_bits else None
     dense_format = format_for_bits(options.dense_bits) if options.dense_bits else None
-    stored = [StoredExperts(checkpoint, plan, layer) for layer in plan.experts]
+    stored = [experts_of(checkpoint, plan, layer) for layer in plan.experts]
     each = sum(piece.nbytes for layer in stored for piece in layer.pieces(0))
     direct, why = _direct_mode(plan.n_experts * each, options)
     records = CheckpointRecords(
@@ -322,7 +325,8 @@ def _scratch_bytes(opened: Opened, rows: int, drafts: int) -> int:
     counted one by one."""
     config, layout = opened.config, opened.records.record_layout
     rows, logit_rows = max(rows, 1 + drafts), 12 + drafts
-    working = scratch_bytes(config, rows, logit_rows, opened.context, layout, opened.dense_formats)
+    formats = opened.dense_formats
+    working = scratch_bytes(config, rows, logit_rows, opened.context, layout, formats, 1 + drafts)
     working += drafts * config.layers * PROGRAM_BYTES
     return opened.records.scratch_bytes + working + OTHER_BYTES
 
@@ -347,8 +351,10 @@ def _with_longer_chunks(
     return plan
 
 
-def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
+def plan_for(opened: Opened, options: Options, say: Say, helpers: int = 0) -> MemoryPlan:
     """Where memory will go. Call it when all but weights, cache and store is in memory.
+
+    helpers: bytes of what drafts beside the model.
 
     What is resident then (interpreter, compiled kernels, tokenizer) is the plan's base. What is
     held for nothing is given back first.
@@ -369,8 +375,10 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
             None if options.ram_gb is None else int(options.ram_gb * 2**30),
             base_bytes=held,
             dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
-            kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
-            scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows),
+            kv_bytes=kv_cache_bytes(
+                config, opened.context, kv_format=options.kv, kept=1 + options.draft_rows
+            ),
+            scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows) + helpers,
             loader_bytes=loader_bytes(opened.source, config),
             slot_bytes=opened.records.record_layout.nbytes,
             n_moe_layers=len(config.moe_layers),

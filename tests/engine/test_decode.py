@@ -44,6 +44,8 @@ class CountingUp:
     kv: Cache = field(default_factory=Cache)
     counters: Counters = field(default_factory=Counters)
     selections: int = 0
+    programs_made: int = 0
+    row_misses: Sequence[int] = ()
     fed: list[list[int]] = field(default_factory=list)
 
     def forward(
@@ -51,6 +53,7 @@ class CountingUp:
     ) -> np.ndarray:
         self.fed.append([int(i) for i in ids])
         self.kv.length += len(ids)
+        self.row_misses = [0] * len(ids)
         self.selections += 2 * len(ids)
         self.counters.misses += 1
         self.counters.miss_bytes += 100
@@ -147,6 +150,7 @@ class Guesses:
     gave_up: str = ""
     prior: tuple[float, ...] = (1.0,)
     cheap: bool = True
+    grades: tuple[float, ...] = ()
     last: int = 0
 
     def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
