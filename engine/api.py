@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
-from diskmoe.engine.drafting import composer_of
+from diskmoe.engine.drafting import Helpers, composer_of
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
 from diskmoe.engine.kernels.workers import Workers
@@ -81,6 +81,7 @@ class Prepared:
 
     opened: Opened
     text: TextSide
+    helpers: Helpers
     options: Options
 
     def check_prompt(self, ids: Sequence[int]) -> None:
@@ -90,7 +91,7 @@ class Prepared:
     def plan(self, say: Say = _silent) -> MemoryPlan:
         """Compiles the kernels and plans the memory. Raises OutOfBudget."""
         ready_model_kernels(self.opened, say)
-        return plan_for(self.opened, self.options, say)
+        return plan_for(self.opened, self.options, say, self.helpers.nbytes)
 
     def for_run(self, tokens: int, limit: int) -> Prepared:
         """The same for one prompt of so many tokens and an answer of at most `limit`.
@@ -105,6 +106,7 @@ class Prepared:
         return replace(self, opened=opened, options=options)
 
     def close(self) -> None:
+        self.helpers.close()
         self.opened.records.close()
 
 
@@ -117,6 +119,7 @@ def prepare(path: str | Path, options: Options | None = None, say: Say = _silent
 
     Raises:
         BadModel: one line that names the file and what is wrong with it.
+        BadRequest: something to draft with that cannot be used.
     """
     options = options or Options()
     opened = open_model(Path(path), options)
@@ -124,10 +127,11 @@ def prepare(path: str | Path, options: Options | None = None, say: Say = _silent
         say(f"note      {note}")
     try:
         text = TextSide.load(opened.path, opened.source.config, opened.config.vocab)
+        helpers = Helpers.open(options, text)
     except BaseException:
         opened.records.close()
         raise
-    return Prepared(opened, text, options)
+    return Prepared(opened, text, helpers, options)
 
 
 class Model:
@@ -147,6 +151,7 @@ class Model:
     ) -> None:
         self.opened = prepared.opened
         self.text = prepared.text
+        self._helpers = prepared.helpers
         self.options = prepared.options
         self._cached_share = share
         self.config = prepared.opened.config
@@ -239,6 +244,8 @@ class Model:
         say(f"disk      {opened.io_mode}")
         if memory.slots_per_layer < opened.config.experts:
             say(f"policy    {policy}: {why}")
+        for line in prepared.helpers.describe():
+            say(line)
         say(f"stops     {model.text.describe_stops()}")
         return model
 
@@ -319,7 +326,9 @@ class Model:
         if isinstance(grammar, str):
             grammar = load_grammar(grammar)
         vocab = self.config.vocab
-        drafts = composer_of(grammar, self.text, prompt, vocab, self.options, self._say)
+        drafts = composer_of(
+            grammar, self.text, prompt, vocab, self.options, self._helpers, self._say
+        )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner
         self._runs += 1
@@ -334,7 +343,7 @@ class Model:
             on_prefill=on_prefill,
             on_forward=self._watch.look,
             drafts=drafts,
-            on_verified=self._learn_accepted,
+            on_verified=self._accepted,
         )
         stream = None
         if tokenizer is not None:
@@ -359,9 +368,12 @@ class Model:
         if run != self._runs or self._closed:
             raise BadRequest("this run was ended by a newer one, or the model was closed")
 
-    def _learn_accepted(self, rows: int) -> None:
-        if self._history is not None:
-            self._history.accepted(rows)
+    def _accepted(self, rows: int) -> None:
+        """Of the latest forward's rows the first so many were right."""
+        self._transformer.accepted(rows)
+        for part in (self._trace, self._history):
+            if part is not None:
+                part.accepted(rows)
 
     def _cache_state(self) -> str:
         """``warm`` when the hot store or the page cache already holds experts.
@@ -382,6 +394,7 @@ class Model:
         self._closed = True
         with ExitStack() as last_first:  # all of it, whatever fails: a trace may find no room
             last_first.callback(self.opened.records.close)
+            last_first.callback(self._helpers.close)
             last_first.callback(self._store.close)
             last_first.callback(self.workers.close)
             if self._trace is not None:

@@ -13,7 +13,18 @@ from typing import cast
 from diskmoe.engine.errors import BadRequest, DiskMoeError
 from diskmoe.engine.settings import PREFIX, SETTINGS, Value, did_you_mean, resolve, switch
 
-COMMANDS = ("run", "convert", "verify", "export", "plan", "demo-model", "warmup", "help")
+COMMANDS = (
+    "run",
+    "convert",
+    "inspect",
+    "verify",
+    "export",
+    "plan",
+    "corpus",
+    "demo-model",
+    "warmup",
+    "help",
+)
 POSITIONALS = ("CAP", "EXPERT_BITS", "DENSE_BITS")
 COMMAND_GROUP = "diskmoe.commands"  # entry points: ``main(words, environment, say) -> exit code``
 

@@ -30,9 +30,11 @@ INTRO = """\
 usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
        diskmoe convert SRC OUT [--experts FORMAT] [--dense FORMAT]
                                       SRC: a directory or a GGUF; default: q4 (MXFP4 experts are kept), q8
+       diskmoe inspect MODEL [--json] what it is: family, shapes, formats, bytes, text files
        diskmoe verify MODEL           are all bytes of a converted model still as written?
        diskmoe export MODEL OUT       a converted model back as an f32 checkpoint
        diskmoe plan [MODEL] [CAP [EXPERT_BITS [DENSE_BITS]]] [--json]
+       diskmoe corpus FILE... --model DIR --out DIR   texts (or JSONL) to draft from: CORPUS
        diskmoe demo-model [--form sparse|dense] [--export DIR] [--wheel FILE] [--force]
        diskmoe warmup [--formats FORMAT,...]   compiles the kernels ahead of the first run
        diskmoe --version
@@ -146,12 +148,16 @@ def _dispatch(words: list[str], env: Mapping[str, str], out: _Out) -> int:
     rest = words[1:] if words and words[0] in COMMANDS else words
     if command == "convert":
         return convert_command(rest, env, out)
+    if command == "inspect":
+        return inspect_command(rest, env, out)
     if command == "verify":
         return verify_command(rest, env, out)
     if command == "export":
         return export_command(rest, env, out)
     if command == "plan":
         return plan_command(rest, env, out)
+    if command == "corpus":
+        return corpus_command(rest, env, out)
     if command == "demo-model":
         return demo_command(rest, env, out)
     if command == "warmup":
@@ -214,6 +220,12 @@ def convert_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> 
     return make.convert_command(words, env, out.say)
 
 
+def inspect_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:
+    from diskmoe.engine import make
+
+    return make.inspect_command(words, env, out.say)
+
+
 def verify_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:
     from diskmoe.engine import make
 
@@ -224,6 +236,12 @@ def export_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> i
     from diskmoe.engine import make
 
     return make.export_command(words, env, out.say)
+
+
+def corpus_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:
+    from diskmoe.engine import make
+
+    return make.corpus_command(words, env, out.say)
 
 
 def warmup_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:

@@ -94,22 +94,17 @@ def plan_lines(
     dense = sorted(dense, key=lambda fmt: fmt != facts.dense_format)  # that of most weights first
     there = next(place for place in (out, *out.parents) if place.is_dir())
     as_they_are = " as they are" if kept else ""
+    experts = f"experts{as_they_are} in {facts.expert_format} ({bits:.2f} bits a weight)"
+    free = shown_bytes(shutil.disk_usage(there).free)
+    memory, seconds = shown_bytes(needs.memory_bytes), shown_seconds(needs.seconds)
+    shape = f"{config.layers} layers, {config.experts} experts of {plan.ffn} x {plan.hidden}"
+    target = f"{experts} {shown_bytes(needs.expert_nbytes)}, dense in {', '.join(dense)}"
+    target += f" {shown_bytes(needs.dense_nbytes)}; {free} are free"
     return [
-        (
-            f"convert   {config.family}, {config.layers} layers, {config.experts} experts of "
-            f"{plan.ffn} x {plan.hidden}"
-        ),
+        f"convert   {config.family}, {shape}",
         f"source    {shown_bytes(sum(needs.source.values()))}: {types}",
-        (
-            f"target    {shown_bytes(needs.nbytes)}: experts{as_they_are} in {facts.expert_format} "
-            f"({bits:.2f} bits a weight) {shown_bytes(needs.expert_nbytes)}, dense in "
-            f"{', '.join(dense)} {shown_bytes(needs.dense_nbytes)}; "
-            f"{shown_bytes(shutil.disk_usage(there).free)} are free"
-        ),
-        (
-            f"needs     about {shown_bytes(needs.memory_bytes)} of memory and "
-            f"{shown_seconds(needs.seconds)} with {needs.threads} thread(s)"
-        ),
+        f"target    {shown_bytes(needs.nbytes)}: {target}",
+        f"needs     about {memory} of memory and {seconds} with {needs.threads} thread(s)",
     ]
 
 

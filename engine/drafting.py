@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+from diskmoe.engine.corpora import open_corpus
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.loading import Options
 from diskmoe.engine.places import as_path
@@ -13,6 +15,7 @@ from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.compose import Composer
+from diskmoe.mtp.corpus import MAPPED_BYTES, Corpus, CorpusSource
 from diskmoe.mtp.grammar_source import GrammarSource
 from diskmoe.mtp.ngram import NgramSource
 from diskmoe.mtp.planner import Planner
@@ -43,12 +46,44 @@ def grammar_of(grammar: str | None, schema: str | None, text: TextSide, say: Say
     return found
 
 
+@dataclass(frozen=True)
+class Helpers:
+    """What a model has beside it to draft with, opened once for all its runs."""
+
+    corpus: Corpus | None
+
+    @classmethod
+    def open(cls, options: Options, text: TextSide) -> Helpers:
+        """Raises BadRequest: something that cannot be used, or not with this model."""
+        if options.corpus is None:
+            return cls(None)
+        return cls(open_corpus(options.corpus, text.tokenizer))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, for the plan."""
+        return MAPPED_BYTES if self.corpus is not None else 0
+
+    def describe(self) -> Iterator[str]:
+        """A line for each."""
+        if self.corpus is not None:
+            yield (
+                f"corpus    {self.corpus.path}: {len(self.corpus)} tokens of "
+                f"{self.corpus.documents} documents, mapped"
+            )
+
+    def close(self) -> None:
+        if self.corpus is not None:
+            self.corpus.close()
+
+
 def composer_of(
     grammar: Grammar | None,
     text: TextSide,
     prompt: Prompt,
     vocab: int,
     options: Options,
+    helpers: Helpers,
     say: Say,
 ) -> Composer | None:
     """What drafts for one run; None: nothing does. ``vocab``: ids of the model are below it.
@@ -62,6 +97,8 @@ def composer_of(
         forced.append(_grammar_source(grammar, text, prompt, options))
     if options.ngram and options.draft != 0:
         others.append(NgramSource(prompt.ids))
+    if helpers.corpus is not None and options.draft != 0:
+        others.append(CorpusSource(helpers.corpus, prompt.ids))
     if not options.draft_rows or not (forced or others):
         return None
     planner = Planner(options.draft)

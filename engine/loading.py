@@ -58,8 +58,8 @@ class Options:
     usage: folder of what is learned from runs, of which pin_gb GiB stay in memory; None: nothing is.
     draft_rows: most drafts of a forward, for which memory is planned; 0: none. span: most of
     them in a row that a grammar forces. draft: so many others in each forward; None: as many as
-    pay. ngram: draft what followed where the text's end stood before. guard: switch drafts off that
-    are mostly wrong.
+    pay. ngram: draft what followed where the text's end stood before; corpus: where it stands in
+    the texts of this directory. guard: switch drafts off that are mostly wrong.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -87,6 +87,7 @@ class Options:
     span: int = DEFAULT_CAP
     draft: int | None = None
     ngram: bool = True
+    corpus: Path | None = None
     guard: bool = True
 
     def __post_init__(self) -> None:
@@ -118,7 +119,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and not isinstance(value, int | float):
                 raise BadRequest(f"{name} is {value!r}; it must be a number")
-        for name in ("trace", "usage"):
+        for name in ("trace", "usage", "corpus"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Path):
                 raise BadRequest(f"{name} is {value!r}; it must be a Path")
@@ -350,8 +351,10 @@ def _with_longer_chunks(
     return plan
 
 
-def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
+def plan_for(opened: Opened, options: Options, say: Say, helpers: int = 0) -> MemoryPlan:
     """Where memory will go. Call it when all but weights, cache and store is in memory.
+
+    helpers: bytes of what drafts beside the model.
 
     What is resident then (interpreter, compiled kernels, tokenizer) is the plan's base. What is
     held for nothing is given back first.
@@ -375,7 +378,7 @@ def plan_for(opened: Opened, options: Options, say: Say) -> MemoryPlan:
             kv_bytes=kv_cache_bytes(
                 config, opened.context, kv_format=options.kv, kept=1 + options.draft_rows
             ),
-            scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows),
+            scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows) + helpers,
             loader_bytes=loader_bytes(opened.source, config),
             slot_bytes=opened.records.record_layout.nbytes,
             n_moe_layers=len(config.moe_layers),

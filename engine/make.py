@@ -1,7 +1,9 @@
-"""``diskmoe convert``, ``verify``, ``export``, ``demo-model``, ``warmup``: making what runs need."""
+"""``diskmoe convert``, ``inspect``, ``verify``, ``export``, ``corpus``, ``demo-model``, ``warmup``:
+making what runs need."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 
 from diskmoe.engine.arguments import split_words
@@ -40,15 +42,33 @@ def convert_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> i
     return 0
 
 
+def inspect_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
+    """``diskmoe inspect MODEL [--json]``: what a model is, from its headers and text files."""
+    settings = ("MODEL", "JSON", "DEBUG", "VERBOSE")
+    values, _, places = _understood("inspect", words, env, {}, settings)
+    model = _one_model("inspect", places, values)
+    from diskmoe.engine.inspecting import inspect_model  # imports Numba
+
+    found = inspect_model(as_path(model))
+    print(json.dumps(found.as_json()) if values["JSON"].value else "\n".join(found.lines()))
+    return 0
+
+
+def _one_model(command: str, places: Sequence[str], values: Mapping[str, Value]) -> str:
+    """The model that a command is about: its only argument, else MODEL."""
+    given = list(places) or [place for place in (values["MODEL"].value,) if place]
+    if len(given) != 1:
+        raise BadRequest(f"{command} takes one directory, MODEL, and got {len(given)}")
+    return given[0]
+
+
 def verify_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """``diskmoe verify MODEL``."""
     values, _, places = _understood("verify", words, env, {}, ("MODEL", "DEBUG", "VERBOSE"))
-    given = places or [place for place in (values["MODEL"].value,) if place]
-    if len(given) != 1:
-        raise BadRequest(f"verify takes one directory, MODEL, and got {len(given)}")
+    model = _one_model("verify", places, values)
     from diskmoe.engine.verifying import verify_model  # imports Numba
 
-    print(verify_model(as_path(given[0]), say))
+    print(verify_model(as_path(model), say))
     return 0
 
 
@@ -62,6 +82,24 @@ def export_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> in
     from diskmoe.engine.converting import export_model  # imports Numba
 
     export_model(as_path(places[0]), as_path(places[1]), say)
+    return 0
+
+
+def corpus_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
+    """``diskmoe corpus FILE... --model DIR --out DIR``."""
+    values, flags, places = _understood(
+        "corpus", words, env, {"--out": True}, ("MODEL", "DEBUG", "VERBOSE")
+    )
+    model, out = values["MODEL"].value, flags.get("--out")
+    if not places or not model or not out:
+        raise BadRequest(
+            "corpus takes texts, the model that they are for and a new directory: "
+            "diskmoe corpus FILE... --model DIR --out DIR"
+        )
+    from diskmoe.engine.corpora import make_corpus
+
+    make_corpus([as_path(place) for place in places], as_path(model), as_path(out).absolute(), say)
+    say(f"next      CORPUS={out} MODEL={model} diskmoe ...")
     return 0
 
 

@@ -164,8 +164,8 @@ def options_from(values: Mapping[str, Value]) -> Any:
     span, draft = values["GRAMMAR_DRAFT"].value, values["DRAFT"].value
     if values["GRAMMAR"].value is None and values["SCHEMA"].value is None:
         span = 0
-    ngram = values["NGRAM"].value
-    others = (GUESSES if draft is None else draft) if ngram else 0
+    ngram, corpus = values["NGRAM"].value, values["CORPUS"].value
+    others = (GUESSES if draft is None else draft) if ngram or corpus else 0
     return Options(
         cap=values["CAP"].value,
         expert_bits=values["EXPERT_BITS"].value,
@@ -187,6 +187,7 @@ def options_from(values: Mapping[str, Value]) -> Any:
         span=span,
         draft=draft,
         ngram=ngram,
+        corpus=as_path(corpus) if corpus else None,
         guard=values["GUARD"].value,
     )
 

@@ -253,6 +253,14 @@ SETTINGS: tuple[Setting, ...] = (
         "drafts",
     ),
     Setting(
+        "CORPUS",
+        _text,
+        None,
+        "draft from texts on disk, made by diskmoe corpus for this model",
+        "DIR",
+        "drafts",
+    ),
+    Setting(
         "GRAMMAR",
         _text,
         None,

@@ -9,6 +9,7 @@ agree; a tensor's bytes are read when asked for, in row blocks where a whole mat
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,6 +176,14 @@ class Checkpoint:
     @property
     def names(self) -> list[str]:
         return list(self._infos)
+
+    @property
+    def types(self) -> dict[str, int]:
+        """Bytes of the tensors of each type, as the files call it, the most first."""
+        nbytes = Counter[str]()
+        for info in self._infos.values():
+            nbytes[info.dtype] += info.nbytes
+        return dict(nbytes.most_common())
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that name, or codes and scales of a matrix called so."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.forward import Transformer
-from diskmoe.engine.model.kvcache import KvCache
+from diskmoe.engine.model.kvcache import KEPT_ROWS, KvCache
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import load_dense
 from diskmoe.experts.checkpoint import Checkpoint
@@ -47,6 +47,8 @@ _COMMON: dict[str, Any] = {
 }
 # layers 0 and 2 have a delta rule, layer 1 has attention
 _HYBRID: dict[str, Any] = {
+    # what a random state answers may be near 0, which a norm without this would make rounding of
+    "rms_norm_eps": 1e-2,
     "head_dim": 32,
     "num_experts": 8,
     "moe_intermediate_size": 48,
@@ -195,7 +197,8 @@ def tiny_config(family: str, **changes: Any) -> dict[str, Any]:
 
 
 def random_tensors(config: dict[str, Any], seed: int, mtp: bool = False) -> Tensors:
-    """Every tensor of the model, f32: matrices N(0, 0.08), norms about 1, biases about 0."""
+    """Every tensor of the model, f32: matrices N(0, 0.08), biases about 0, and norms about
+    what leaves a vector as it is."""
     plan = tensor_plan(
         read_config(config, "tiny"), (lambda name: "experts" not in name) if mtp else None
     )
@@ -207,10 +210,13 @@ def random_tensors(config: dict[str, Any], seed: int, mtp: bool = False) -> Tens
     tensors: Tensors = {}
     for tensor in plan.dense:
         if "norm" in tensor.name:
-            tensors[tensor.name] = draw(tensor.shape, 0.1, 1.0)
+            centre = 0.0 if tensor.form == "plus_one" else 1.0
+            tensors[tensor.name] = draw(tensor.shape, 0.1, centre)
         elif tensor.name.endswith(("gate.weight", "router.weight")):
             tensors[tensor.name] = draw(tensor.shape, 0.2)
-        elif tensor.name.endswith("sinks"):
+        elif tensor.name.endswith("conv1d.weight"):
+            tensors[tensor.name] = draw(tensor.shape, 0.3)
+        elif tensor.name.endswith(("sinks", "A_log", "dt_bias")):
             tensors[tensor.name] = draw(tensor.shape, 1.0)
         else:
             tensors[tensor.name] = draw(tensor.shape, 0.08)
@@ -359,6 +365,7 @@ def running(
     threads: int = 1,
     context: int = 128,
     kv_format: str = "f32",
+    kept: int = KEPT_ROWS,
 ) -> Iterator[Transformer]:
     """A model that runs from ``folder``, a checkpoint or a converted model, by the real store."""
     if is_container(folder):
@@ -377,7 +384,7 @@ def running(
     store = ExpertStore(records, slots, config.moe_layers, config.experts)
     try:
         with Workers(threads) as workers:
-            kv = KvCache(config, context, kv_format=kv_format)
+            kv = KvCache(config, context, kv_format=kv_format, kept=kept)
             yield Transformer(config, weights, store, kv, workers)
     finally:
         store.close()

@@ -11,8 +11,10 @@ probe strings and comparing the bytes. A tokenizer.json is foreign data and is c
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ import tokenizers
 
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.text.files import one_line, parse_json_object, read_json_object, read_text
-from diskmoe.engine.text.spelling import Speller, detect_kind
+from diskmoe.engine.text.spelling import Kind, Speller, detect_kind
 
 if TYPE_CHECKING:
     from diskmoe.engine.text.template import ChatTemplate
@@ -51,6 +53,7 @@ class TextTokenizer:
     """
 
     path: Path
+    kind: Kind
     vocab_size: int  # rows of the model's embedding and head
     token_bytes: tuple[bytes | None, ...]  # (vocab_size,)
     special_text: Mapping[int, str]  # id of each special token -> how a template writes it
@@ -65,6 +68,14 @@ class TextTokenizer:
         """One more than the highest id that has a token."""
         surplus = set(self.surplus_ids)
         return max((i for i in range(self.vocab_size) if i not in surplus), default=-1) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A word that vocabularies have in common when all their ids print the same bytes."""
+        digest = hashlib.sha256()
+        for token in self.token_bytes[: self.valid_count]:
+            digest.update(b"-" if token is None else b"%d:%b" % (len(token), token))
+        return digest.hexdigest()
 
     @property
     def valid_mask(self) -> np.ndarray:
@@ -201,6 +212,7 @@ def load_tokenizer(directory: Path, vocab_size: int) -> TextTokenizer | None:
     prefix, suffix = _surroundings(backend, config, path)
     tokenizer = TextTokenizer(
         path=path,
+        kind=kind,
         vocab_size=vocab_size,
         token_bytes=tuple(token_bytes),
         special_text=special_text,

@@ -13,6 +13,7 @@ from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
 from diskmoe.mtp.compose import Account, Composer
+from diskmoe.mtp.corpus import Corpus, CorpusSource, write_corpus
 from diskmoe.mtp.ngram import NgramSource
 from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import DraftSource
@@ -72,6 +73,26 @@ def test_prompt_lookup_changes_no_id(model: Transformer, sampling: Sampling) -> 
         assert ends == plain[: plain.index(stop) + 1]
         taken, wrong = taken + account.accepted, wrong + account.judged - account.accepted
     assert taken > 20 and wrong > 5
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_a_corpus_changes_no_id(model: Transformer, sampling: Sampling, tmp_path: Path) -> None:
+    random, taken, wrong = Random(2), 0, 0
+    prompts = [[random.randrange(VOCAB) for _ in range(9)] for _ in range(6)]
+    plain = [ids_of(model, prompt, sampling)[0] for prompt in prompts]
+    documents = [[*prompt, *ids] for prompt, ids in zip(prompts, plain, strict=True)]
+    for document in documents:  # now and then it goes on otherwise
+        document[random.randrange(20, 60)] = random.randrange(VOCAB)
+    write_corpus(tmp_path / "c", documents, "")
+    corpus = Corpus.open(tmp_path / "c", "")
+    for prompt, ids in zip(prompts, plain, strict=True):
+        again, account = ids_of(model, prompt, sampling, CorpusSource(corpus, prompt))
+        assert again == ids
+        for limit in (1, 2, 7):
+            source = CorpusSource(corpus, prompt)
+            assert ids_of(model, prompt, sampling, source, limit)[0] == ids[:limit]
+        taken, wrong = taken + account.accepted, wrong + account.judged - account.accepted
+    assert taken > 100 and wrong
 
 
 def test_prompt_lookup_needs_no_tokenizer_and_is_in_the_accounts(tiny: Path) -> None:
