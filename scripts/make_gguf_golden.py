@@ -71,6 +71,7 @@ _HYBRID: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "intermediate_size": 64,
     "shared_expert_intermediate_size": 48,
+    "rms_norm_eps": 1e-6,
     "layer_types": ["linear_attention", "full_attention"],
     "full_attention_interval": 2,
     "linear_num_key_heads": 2,
