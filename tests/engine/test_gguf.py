@@ -371,24 +371,26 @@ def test_files_beside_the_tensors_are_in_the_container(tmp_path):
         assert (tmp_path / "out" / file).read_bytes() == contents
 
 
-WHOLE = golden_gguf("olmoe").read_bytes()
-HEADER_NBYTES = read_gguf(golden_gguf("olmoe"))[0][0].data_start
+DAMAGED = {
+    name: (golden_gguf(name).read_bytes(), read_gguf(golden_gguf(name))[0][0].data_start)
+    for name in ("olmoe", "gpt_oss", "deepseek_v2", "qwen3_5_moe")
+}
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    flips=st.lists(
-        st.tuples(st.integers(0, HEADER_NBYTES - 1), st.integers(0, 255)), min_size=1, max_size=4
-    ),
-    cut=st.one_of(st.none(), st.integers(0, len(WHOLE))),
+    name=st.sampled_from(sorted(DAMAGED)),
+    flips=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=4),
+    cut=st.one_of(st.none(), st.floats(0, 1)),
 )
-def test_a_damaged_file_is_refused_or_is_a_whole_model(tmp_path_factory, flips, cut):
+def test_a_damaged_file_is_refused_or_is_a_whole_model(tmp_path_factory, name, flips, cut):
     """From the header to the plan of its tensors: nothing but BadModel ever comes out."""
-    changed = bytearray(WHOLE)
-    for at, value in flips:
-        changed[at] = value
+    whole, header_nbytes = DAMAGED[name]
+    changed = bytearray(whole)
+    for place, value in flips:
+        changed[place % header_nbytes] = value
     path = tmp_path_factory.mktemp("damaged") / "m.gguf"
-    path.write_bytes(changed[:cut])
+    path.write_bytes(changed[: None if cut is None else int(cut * len(whole))])
     try:
         checkpoint, files = open_gguf(path)
         plan = tensor_plan(read_config(checkpoint.config, str(path)), checkpoint.has)
