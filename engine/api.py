@@ -56,6 +56,7 @@ from diskmoe.experts.usage import UsageHistory
 from diskmoe.experts.watch import MemoryWatch
 from diskmoe.grammar_draft.library import load as load_grammar
 from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.mtp.costs import Costs
 from diskmoe.mtp.head import MtpSource
 
 if TYPE_CHECKING:
@@ -172,6 +173,7 @@ class Model:
         recorders = [part.record for part in (self._trace, history) if part is not None]
         if recorders:
             transformer.record_with(_to_each(recorders))
+        self._costs = Costs()
         self._runs = 0
         self._closed = False
 
@@ -343,7 +345,15 @@ class Model:
             head = MtpSource(self._head, self.config.hidden, sampler.guess)
         vocab = self.config.vocab
         drafts = composer_of(
-            grammar, head, self.text, prompt, vocab, self.options, self._helpers, self._say
+            grammar,
+            head,
+            self.text,
+            prompt,
+            vocab,
+            self.options,
+            self._helpers,
+            self._costs,
+            self._say,
         )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner
