@@ -11,7 +11,7 @@ from diskmoe.engine.kernels.program import Rows, address_of_array
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes
-from diskmoe.engine.model.weights import DeltaWeights
+from diskmoe.engine.model.roles import DeltaWeights
 
 
 class DeltaNet:

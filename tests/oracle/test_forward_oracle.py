@@ -195,6 +195,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 1.7,
         },
     ),
+    "glm-dsa": ("glm_moe_dsa", {}),
+    "glm-dsa-yarn-odd-heads": (
+        "glm_moe_dsa",
+        {
+            "index_topk": 5,
+            "index_n_heads": 9,
+            "indexer_types": ["full", "full", "shared"],
+            "attention_bias": True,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "qwen3-yarn": (
         "qwen3_moe",
         {
@@ -251,7 +268,7 @@ def test_logits_and_greedy_tokens_equal_transformers(random_model, case, dtype):
 CONVERTED = [
     *("qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2-groups", "deepseek-v3", "glm4-lite", *SIMPLE),
-    *("qwen3-next", "qwen3.5"),
+    *("qwen3-next", "qwen3.5", "glm-dsa"),
 ]
 
 
