@@ -4,7 +4,7 @@ Each is the model's own ``config.json`` as far as it says anything about shapes 
 that a synthetic model goes through the same code as the real one. Sources: the configs published
 with the models (Qwen/Qwen3-30B-A3B, allenai/OLMoE-1B-7B-0924, zai-org/GLM-4.5-Air,
 openai/gpt-oss-20b, deepseek-ai/DeepSeek-V2-Lite, deepseek-ai/DeepSeek-V3,
-moonshotai/Kimi-K2-Instruct, zai-org/GLM-4.7-Flash).
+moonshotai/Kimi-K2-Instruct, zai-org/GLM-4.7-Flash, zai-org/GLM-5).
 """
 
 from __future__ import annotations
@@ -273,6 +273,33 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
                 "topk_group": 1,
                 "routed_scaling_factor": 1.8,
                 "first_k_dense_replace": 1,
+                "max_position_embeddings": 202752,
+                "rope_theta": 1000000,
+                "rope_scaling": None,
+                "rms_norm_eps": 1e-5,
+            },
+            "",
+        ),
+        "glm-5": Shape(
+            "glm-5",
+            {
+                **_DEEPSEEK_V3,
+                "architectures": ["GlmMoeDsaForCausalLM"],
+                "model_type": "glm_moe_dsa",
+                "vocab_size": 154880,
+                "hidden_size": 6144,
+                "num_hidden_layers": 78,
+                "num_attention_heads": 64,
+                "num_key_value_heads": 64,
+                "q_lora_rank": 2048,
+                "qk_nope_head_dim": 192,
+                "v_head_dim": 256,
+                "intermediate_size": 12288,
+                "n_group": 1,
+                "topk_group": 1,
+                "index_n_heads": 32,
+                "index_head_dim": 128,
+                "index_topk": 2048,
                 "max_position_embeddings": 202752,
                 "rope_theta": 1000000,
                 "rope_scaling": None,

@@ -371,7 +371,7 @@ def repeat_routing(model: Transformer, chosen: Routing) -> None:
     model.choose_with(choose)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "glm_moe_dsa"])
 def test_a_config_in_the_form_of_the_hub_means_the_same_to_both(tmp_path, oracle_of, family):
     changes = {"rope_theta": 5e4, "rope_scaling": None}
     if family == "glm4_moe":

@@ -223,7 +223,23 @@ def test_an_mtp_layer_of_latent_attention_has_the_tensors_of_a_layer_with_expert
     assert plan.experts[-1].layer == 3 and plan.experts[-1].mtp
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "glm4_moe_lite"])
+def test_layers_that_choose_keys_have_an_indexer_and_others_have_none():
+    raw = tiny_config("glm_moe_dsa", num_nextn_predict_layers=1)
+    plan = tensor_plan(read_config(raw, "x"), lambda name: True)
+    shapes = {t.name: t.shape for t in plan.dense if "indexer" in t.name}
+    layers = {int(name.split(".")[2]) for name in shapes}
+    assert layers == {0, 2}  # nor has the MTP layer, whatever the files have
+    at = "model.layers.2.self_attn.indexer."
+    assert {name.removeprefix(at): s for name, s in shapes.items() if name.startswith(at)} == {
+        "wq_b.weight": (192, 40),
+        "wk.weight": (24, 64),
+        "k_norm.weight": (24,),
+        "k_norm.bias": (24,),
+        "weights_proj.weight": (8, 64),
+    }
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa"])
 def test_a_checkpoint_with_every_planned_tensor_is_verified(tmp_path, family):
     raw = tiny_config(family, num_nextn_predict_layers=1)
     write_checkpoint(tmp_path, raw, random_tensors(raw, 0, mtp=True))
