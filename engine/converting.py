@@ -10,6 +10,7 @@ from pathlib import Path
 
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.errors import BadModel
+from diskmoe.engine.gguf_source import best_expert_format, describe_types, is_gguf, open_gguf
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.budget import auto_budget, available_memory, shown_bytes
@@ -19,6 +20,7 @@ from diskmoe.experts.convert import convert
 from diskmoe.experts.export import export_checkpoint
 from diskmoe.experts.fidelity import deviations
 from diskmoe.experts.forecast import Forecast, forecast
+from diskmoe.experts.gguf_in import GgufCheckpoint
 from diskmoe.experts.manifest import Manifest
 
 Say = Callable[[str], None]
@@ -34,11 +36,11 @@ def convert_model(
     threads: int | None = None,
     ram_gb: float | None = None,
 ) -> None:
-    """Converts a Hugging Face directory: the plan first, progress on the way, and at the end how
-    far the numbers are from those of the source.
+    """Converts a Hugging Face directory or a GGUF: the plan first, progress on the way, and at the
+    end how far the numbers are from those of the source.
 
     A format of None keeps the checkpoint's own precision. Experts "auto": q4, or as they are where
-    the model was trained in four bits.
+    the model was trained in four bits; a GGUF's of eight bits keep them.
 
     Raises:
         BadModel, BadOutput, DiskFull, WriteFailed: one line each; see ``diskmoe.experts.convert``.
@@ -46,20 +48,29 @@ def convert_model(
     """
     if is_container(source):
         raise BadModel(f"{source} is converted already; give the Hugging Face directory")
-    checkpoint = Checkpoint.open(source)
-    config = read_config(checkpoint.config, str(source / "config.json"))
+    made: dict[str, bytes] | None = None
+    if is_gguf(source):
+        checkpoint, made = open_gguf(source)
+        config = read_config(checkpoint.config, f"{source}: its metadata as a config.json")
+    else:
+        checkpoint = Checkpoint.open(source)
+        config = read_config(checkpoint.config, str(source / "config.json"))
     plan = tensor_plan(config, checkpoint.has)
     checkpoint.verify(plan)
-    if experts == "auto":
+    if experts == "auto" and isinstance(checkpoint, GgufCheckpoint):
+        experts = best_expert_format(checkpoint, plan)
+    elif experts == "auto":
         experts = None if config.quantisation == "mxfp4" else "q4"
     manifest = Manifest(checkpoint, plan, experts, dense)
     budget = int(ram_gb * 2**30) if ram_gb else auto_budget(available_memory())[0]
     needs = forecast(checkpoint, plan, manifest, threads or usable_cores()[0], budget)
     for line in plan_lines(config, manifest, needs, out, kept=experts is None):
         say(line)
+    if isinstance(checkpoint, GgufCheckpoint):
+        say(f"gguf      {describe_types(checkpoint, plan, experts, dense)}")
     try:
         tell, check = progress_lines(say, "convert"), progress_lines(say, "verify")
-        done = convert(checkpoint, plan, out, experts, dense, tell, needs.threads, check)
+        done = convert(checkpoint, plan, out, experts, dense, tell, needs.threads, check, made)
     except KeyboardInterrupt:
         say("convert   stopped; what is whole was kept: run the same command to go on")
         raise
@@ -83,16 +94,17 @@ def plan_lines(
     dense = sorted(dense, key=lambda fmt: fmt != facts.dense_format)  # that of most weights first
     there = next(place for place in (out, *out.parents) if place.is_dir())
     as_they_are = " as they are" if kept else ""
+    experts = f"experts{as_they_are} in {facts.expert_format} ({bits:.2f} bits a weight)"
+    free = shown_bytes(shutil.disk_usage(there).free)
+    memory, seconds = shown_bytes(needs.memory_bytes), shown_seconds(needs.seconds)
+    shape = f"{config.layers} layers, {config.experts} experts of {plan.ffn} x {plan.hidden}"
+    target = f"{experts} {shown_bytes(needs.expert_nbytes)}, dense in {', '.join(dense)}"
+    target += f" {shown_bytes(needs.dense_nbytes)}; {free} are free"
     return [
-        f"convert   {config.family}, {config.layers} layers, {config.experts} experts of "
-        f"{plan.ffn} x {plan.hidden}",
+        f"convert   {config.family}, {shape}",
         f"source    {shown_bytes(sum(needs.source.values()))}: {types}",
-        f"target    {shown_bytes(needs.nbytes)}: experts{as_they_are} in {facts.expert_format} "
-        f"({bits:.2f} bits a weight) {shown_bytes(needs.expert_nbytes)}, dense in "
-        f"{', '.join(dense)} {shown_bytes(needs.dense_nbytes)}; "
-        f"{shown_bytes(shutil.disk_usage(there).free)} are free",
-        f"needs     about {shown_bytes(needs.memory_bytes)} of memory and "
-        f"{shown_seconds(needs.seconds)} with {needs.threads} thread(s)",
+        f"target    {shown_bytes(needs.nbytes)}: {target}",
+        f"needs     about {memory} of memory and {seconds} with {needs.threads} thread(s)",
     ]
 
 

@@ -31,7 +31,7 @@ from diskmoe.experts.formats import FORMATS, format_for_bits
 from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.policy import AUTO, POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
-from diskmoe.experts.stored import StoredExperts
+from diskmoe.experts.stored import experts_of
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
 
 Say = Callable[[str], None]
@@ -221,7 +221,7 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
     context, notes = _context(config, options)
     expert_format = format_for_bits(options.expert_bits) if options.expert_bits else None
     dense_format = format_for_bits(options.dense_bits) if options.dense_bits else None
-    stored = [StoredExperts(checkpoint, plan, layer) for layer in plan.experts]
+    stored = [experts_of(checkpoint, plan, layer) for layer in plan.experts]
     each = sum(piece.nbytes for layer in stored for piece in layer.pieces(0))
     direct, why = _direct_mode(plan.n_experts * each, options)
     records = CheckpointRecords(

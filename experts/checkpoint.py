@@ -9,6 +9,7 @@ agree; a tensor's bytes are read when asked for, in row blocks where a whole mat
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import GROUP
+from diskmoe.experts.layer_experts import LayerExperts
 from diskmoe.experts.matrices import INT4_CODES, StoredMatrix, find_matrix
 from diskmoe.experts.naming import canonical_names
 from diskmoe.experts.safetensors_io import (
@@ -38,6 +40,7 @@ from diskmoe.experts.tiles import (
     MatrixLayout,
     Weights,
     checked_out,
+    pack,
     pack_rows,
     widened,
 )
@@ -174,6 +177,14 @@ class Checkpoint:
     def names(self) -> list[str]:
         return list(self._infos)
 
+    @property
+    def types(self) -> dict[str, int]:
+        """Bytes of the tensors of each type, as the files call it, the most first."""
+        nbytes = Counter[str]()
+        for info in self._infos.values():
+            nbytes[info.dtype] += info.nbytes
+        return dict(nbytes.most_common())
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that name, or codes and scales of a matrix called so."""
         return name in self._infos or name + INT4_CODES in self._infos
@@ -187,14 +198,14 @@ class Checkpoint:
 
     def matrix(self, name: str) -> StoredMatrix:
         """How the matrix or vector is stored; BadModel when there is none, or in no known way."""
-        found = find_matrix(self._infos, name, _layer_of(name))
+        found = find_matrix(self._infos, name, layer_of(name))
         if found is None:
             raise self._missing(name)
         return found
 
     def _missing(self, name: str) -> BadModel:
         return BadModel(
-            f"{self.path}: tensor {shown(name)}{_layer_of(name)} is missing "
+            f"{self.path}: tensor {shown(name)}{layer_of(name)} is missing "
             f"({len(self._infos)} tensors in {len(self.files)} files)"
         )
 
@@ -214,6 +225,14 @@ class Checkpoint:
         if matrix.scales is not None:
             stored.append(read_rows(matrix.scales, *matrix.scale_rows(begin, end)))
         return matrix.decoded(stored, begin)
+
+    def pack_part(self, name: str, begin: int, layout: MatrixLayout) -> Bytes:
+        """Rows from `begin` on, as many as `layout` has, packed as it says."""
+        return pack(self.rows(name, begin, begin + layout.rows), layout)
+
+    def experts(self, plan: TensorPlan, layer: ExpertTensors) -> LayerExperts | None:
+        """What takes the experts of a layer out of this checkpoint; None: `stored.StoredExperts`."""
+        return None
 
     def pack(self, name: str, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
         """The matrix packed as `layout`, u8 (nbytes,).
@@ -242,7 +261,7 @@ class Checkpoint:
         missing = next((name for name, *_ in plan.tensors() if not self.has(name)), None)
         if missing is not None:
             raise BadModel(
-                f"{self.path}: tensor {shown(missing)}{_layer_of(missing)} is missing; "
+                f"{self.path}: tensor {shown(missing)}{layer_of(missing)} is missing; "
                 f"config.json asks for {plan.n_tensors} tensors, the {len(self.files)} safetensors "
                 f"files have {len(self._infos)}: fetch the model again, or config.json is not its"
             )
@@ -255,7 +274,7 @@ class Checkpoint:
         info = self.info(name)
         if info.dtype not in dtypes:
             raise BadModel(
-                f"{info.path}: tensor {shown(name)}{_layer_of(name)} has dtype {info.dtype}; "
+                f"{info.path}: tensor {shown(name)}{layer_of(name)} has dtype {info.dtype}; "
                 f"{', '.join(dtypes)} is expected there: fetch another release of the model"
             )
         return info
@@ -265,12 +284,12 @@ class Checkpoint:
     ) -> str:
         path = found.path if isinstance(found, TensorInfo) else found.codes.path
         return (
-            f"{path}: tensor {shown(name)}{_layer_of(name)} has shape {list(found.shape)}, "
+            f"{path}: tensor {shown(name)}{layer_of(name)} has shape {list(found.shape)}, "
             f"config.json asks for {list(expected)}"
         )
 
 
-def _layer_of(name: str) -> str:
+def layer_of(name: str) -> str:
     match = _LAYER.search(name)
     return f" of layer {match[1]}" if match else ""
 
@@ -285,7 +304,7 @@ def check_model_directory(path: Path) -> None:
     if not path.is_dir():
         if path.suffix.lower() == ".gguf":
             raise BadModel(
-                f"{path}: GGUF is not supported yet by this version; give a directory with {wanted}"
+                f"{path}: a GGUF is converted before it runs: diskmoe convert {path} OUT"
             )
         raise BadModel(f"{path}: a file; give a directory with {wanted}")
     try:
@@ -298,8 +317,7 @@ def check_model_directory(path: Path) -> None:
         ggufs = [name for name in names if name.lower().endswith(".gguf")]
         if ggufs:
             raise BadModel(
-                f"{path}: holds {shown(ggufs[0])}, and GGUF is not supported yet by this version; "
-                f"fetch the model's safetensors release (looked for {wanted})"
+                f"{path}: has a GGUF; first diskmoe convert {path}/{shown(ggufs[0])} OUT"
             )
         raise BadModel(f"{path}: no safetensors file among its {len(names)} (looked for {wanted})")
     if "config.json" not in names:
@@ -340,7 +358,7 @@ def _open_indexed(path: Path) -> tuple[dict[str, TensorInfo], list[Header]]:
     for name, shard in weight_map.items():
         if name not in headers[shard].tensors:
             raise BadModel(
-                f"{path / shard}: tensor {shown(name)}{_layer_of(name)} is missing, although "
+                f"{path / shard}: tensor {shown(name)}{layer_of(name)} is missing, although "
                 f"{INDEX_NAME} says it is there; fetch both again"
             )
         infos[name] = headers[shard].tensors[name]

@@ -12,7 +12,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,10 +98,14 @@ def convert(
     progress: Progress | None = None,
     threads: int = 2,
     checked: Progress | None = None,
+    made: Mapping[str, bytes] | None = None,
 ) -> Conversion:
     """Write the container `out_dir`. A format of None keeps the checkpoint's own precision.
 
     `progress` is told what was written, `checked` what was read back and found to be the same.
+    `made` has the files that lie beside the tensors, for a checkpoint that is no directory to copy
+    them from; one of them is config.json.
+
     Raises BadModel for a checkpoint that does not fit its plan and for an `out_dir` that is
     somebody else's (nothing is left behind then), BadOutput when it cannot be written or another
     process is converting into it, DiskFull when the disk is too small and WriteFailed when it
@@ -111,7 +115,7 @@ def convert(
     out = Path(out_dir)
     checkpoint.verify(plan)
     manifest = Manifest(checkpoint, plan, expert_format, dense_format)
-    job = _Job(checkpoint, manifest, out, progress, checked)
+    job = _Job(checkpoint, manifest, out, progress, checked, made)
     with job.disk_errors():
         if _is_done(out, manifest.facts):
             return job.summary(time.perf_counter() - begin, kept=job.total_nbytes)
@@ -170,12 +174,14 @@ class _Job:
         out: Path,
         progress: Progress | None,
         checked: Progress | None,
+        made: Mapping[str, bytes] | None,
     ) -> None:
         self.checkpoint, self.manifest, self.out = checkpoint, manifest, out
         self.partial = out.with_name(out.name + ".partial")
         self.sizes = manifest.sizes()
         self.total_nbytes = sum(self.sizes.values())
-        self.copied = side_files(checkpoint.path)
+        self.made = made or {}
+        self.copied = side_files(checkpoint.path) if made is None else list(made)
         self.kept: set[str] = set()
         self._progress, self._checked = progress, checked
         self._done_nbytes = 0
@@ -262,7 +268,7 @@ class _Job:
             for name in self.copied:
                 target = self.partial / name
                 target.parent.mkdir(exist_ok=True)
-                _copy(self.checkpoint.path / name, target)
+                _place(self.made.get(name, self.checkpoint.path / name), target)
             _sync_directory(self.partial)
             if self.out.exists():
                 self.out.rmdir()  # it was empty
@@ -372,9 +378,13 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _copy(source: Path, target: Path) -> None:
+def _place(source: Path | bytes, target: Path) -> None:
+    """Copy a file, or write its contents, whole or not at all."""
     temporary = target.with_name(target.name + ".tmp")
-    shutil.copyfile(source, temporary)
+    if isinstance(source, bytes):
+        temporary.write_bytes(source)
+    else:
+        shutil.copyfile(source, temporary)
     with open(temporary, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(temporary, target)

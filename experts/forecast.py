@@ -5,7 +5,6 @@ and on some rows of the largest matrix, made as the conversion will make them, a
 """
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -63,12 +62,8 @@ def forecast(
         seconds = len(facts.layers) * facts.n_experts * _expert_seconds(records) / threads
     seconds += _dense_seconds(checkpoint, manifest)
     total = sum(sizes.values())
-    source = Counter[str]()
-    for name in checkpoint.names:
-        info = checkpoint.info(name)
-        source[info.dtype] += info.nbytes
     return Forecast(
-        source=dict(source.most_common()),
+        source=checkpoint.types,
         expert_nbytes=total - sizes[DENSE_NAME],
         dense_nbytes=sizes[DENSE_NAME],
         threads=threads,

@@ -209,7 +209,7 @@ class Twin:
     def _expert(self, at: str, expert: int) -> tuple[list[Floats], tuple[Floats, ...]]:
         """(gate, up and down, their biases) of an expert, however the checkpoint has them."""
         names = self.names
-        if at + names.stacked_gate_up in self.tensors:
+        if not names.fused and at + names.stacked_gate_up in self.tensors:
             both = self.tensors[at + names.stacked_gate_up][expert]
             width = self.config.expert_width
             return [both[:width], both[width:], self.tensors[at + names.stacked_down][expert]], ()
