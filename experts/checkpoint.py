@@ -8,7 +8,7 @@ agree; a tensor's bytes are read when asked for, in row blocks where a whole mat
     packed = checkpoint.pack("lm_head.weight", matrix_layout("q8", 50304, 2048))
 """
 
-import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +17,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.experts.directory import check_model_directory, open_tensors, read_json_object
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import GROUP
+from diskmoe.experts.layer_experts import LayerExperts
 from diskmoe.experts.matrices import INT4_CODES, StoredMatrix, find_matrix
-from diskmoe.experts.naming import canonical_names
+from diskmoe.experts.naming import canonical_names, layer_of
 from diskmoe.experts.safetensors_io import (
     FLOAT_DTYPES,
     Header,
     TensorInfo,
-    open_regular,
-    parse_json,
-    read_header,
     read_rows,
     read_tensor,
     shown,
@@ -38,19 +37,15 @@ from diskmoe.experts.tiles import (
     MatrixLayout,
     Weights,
     checked_out,
+    pack,
     pack_rows,
     widened,
 )
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
-JSON_LIMIT = 64_000_000  # bytes of config.json or an index; real ones have at most a few million
 ROW_BLOCK_BYTES = 16 << 20  # f32 bytes of a matrix that are in memory at a time while packing
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 CODE_DTYPES = ("U8",)
 ExpertForm = Literal["each", "stacked", "fused", "codes"]
 VectorForm = Literal["plain", "plus_one", "turned"]
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -163,16 +158,21 @@ class Checkpoint:
         path = Path(directory)
         check_model_directory(path)
         config = read_json_object(path / "config.json", "config.json")
-        if (path / INDEX_NAME).exists():
-            infos, files = _open_indexed(path)
-        else:
-            infos, files = _open_unindexed(path)
+        infos, files = open_tensors(path)
         names = canonical_names(infos, path)
         return cls(path, config, {name: infos[stored] for name, stored in names.items()}, files)
 
     @property
     def names(self) -> list[str]:
         return list(self._infos)
+
+    @property
+    def types(self) -> dict[str, int]:
+        """Bytes of the tensors of each type, as the files call it, the most first."""
+        nbytes = Counter[str]()
+        for info in self._infos.values():
+            nbytes[info.dtype] += info.nbytes
+        return dict(nbytes.most_common())
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that name, or codes and scales of a matrix called so."""
@@ -187,14 +187,14 @@ class Checkpoint:
 
     def matrix(self, name: str) -> StoredMatrix:
         """How the matrix or vector is stored; BadModel when there is none, or in no known way."""
-        found = find_matrix(self._infos, name, _layer_of(name))
+        found = find_matrix(self._infos, name, layer_of(name))
         if found is None:
             raise self._missing(name)
         return found
 
     def _missing(self, name: str) -> BadModel:
         return BadModel(
-            f"{self.path}: tensor {shown(name)}{_layer_of(name)} is missing "
+            f"{self.path}: tensor {shown(name)}{layer_of(name)} is missing "
             f"({len(self._infos)} tensors in {len(self.files)} files)"
         )
 
@@ -214,6 +214,14 @@ class Checkpoint:
         if matrix.scales is not None:
             stored.append(read_rows(matrix.scales, *matrix.scale_rows(begin, end)))
         return matrix.decoded(stored, begin)
+
+    def pack_part(self, name: str, begin: int, layout: MatrixLayout) -> Bytes:
+        """Rows from `begin` on, as many as `layout` has, packed as it says."""
+        return pack(self.rows(name, begin, begin + layout.rows), layout)
+
+    def experts(self, plan: TensorPlan, layer: ExpertTensors) -> LayerExperts | None:
+        """What takes the experts of a layer out of this checkpoint; None: `stored.StoredExperts`."""
+        return None
 
     def pack(self, name: str, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
         """The matrix packed as `layout`, u8 (nbytes,).
@@ -242,7 +250,7 @@ class Checkpoint:
         missing = next((name for name, *_ in plan.tensors() if not self.has(name)), None)
         if missing is not None:
             raise BadModel(
-                f"{self.path}: tensor {shown(missing)}{_layer_of(missing)} is missing; "
+                f"{self.path}: tensor {shown(missing)}{layer_of(missing)} is missing; "
                 f"config.json asks for {plan.n_tensors} tensors, the {len(self.files)} safetensors "
                 f"files have {len(self._infos)}: fetch the model again, or config.json is not its"
             )
@@ -255,7 +263,7 @@ class Checkpoint:
         info = self.info(name)
         if info.dtype not in dtypes:
             raise BadModel(
-                f"{info.path}: tensor {shown(name)}{_layer_of(name)} has dtype {info.dtype}; "
+                f"{info.path}: tensor {shown(name)}{layer_of(name)} has dtype {info.dtype}; "
                 f"{', '.join(dtypes)} is expected there: fetch another release of the model"
             )
         return info
@@ -265,129 +273,6 @@ class Checkpoint:
     ) -> str:
         path = found.path if isinstance(found, TensorInfo) else found.codes.path
         return (
-            f"{path}: tensor {shown(name)}{_layer_of(name)} has shape {list(found.shape)}, "
+            f"{path}: tensor {shown(name)}{layer_of(name)} has shape {list(found.shape)}, "
             f"config.json asks for {list(expected)}"
-        )
-
-
-def _layer_of(name: str) -> str:
-    match = _LAYER.search(name)
-    return f" of layer {match[1]}" if match else ""
-
-
-def check_model_directory(path: Path) -> None:
-    """BadModel when `path` cannot be a model directory at all, saying what was looked for."""
-    wanted = f"config.json and {INDEX_NAME} or *.safetensors"
-    if path.suffix == ".partial":
-        raise BadModel(f"{path}: an unfinished conversion; run the same `diskmoe convert` again")
-    if not path.exists():
-        raise BadModel(f"{path}: no such model directory (looked for {wanted} in it)")
-    if not path.is_dir():
-        if path.suffix.lower() == ".gguf":
-            raise BadModel(
-                f"{path}: GGUF is not supported yet by this version; give a directory with {wanted}"
-            )
-        raise BadModel(f"{path}: a file; give a directory with {wanted}")
-    try:
-        names = sorted(entry.name for entry in path.iterdir())
-    except OSError as error:
-        raise BadModel(f"{path}: cannot be listed: {error.strerror or error}") from None
-    if not names:
-        raise BadModel(f"{path}: the directory is empty (looked for {wanted})")
-    if not any(name.endswith(".safetensors") or name == INDEX_NAME for name in names):
-        ggufs = [name for name in names if name.lower().endswith(".gguf")]
-        if ggufs:
-            raise BadModel(
-                f"{path}: holds {shown(ggufs[0])}, and GGUF is not supported yet by this version; "
-                f"fetch the model's safetensors release (looked for {wanted})"
-            )
-        raise BadModel(f"{path}: no safetensors file among its {len(names)} (looked for {wanted})")
-    if "config.json" not in names:
-        raise BadModel(f"{path}: config.json is missing (looked for {wanted})")
-
-
-def read_json_object(path: Path, place: str) -> dict[str, Any]:
-    """A JSON file that must be an object and of sane size; BadModel otherwise."""
-    fd = open_regular(path)
-    with open(fd, "rb") as file:
-        try:
-            text = file.read(JSON_LIMIT + 1)
-        except OSError as error:
-            raise BadModel(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(text) > JSON_LIMIT:
-        raise BadModel(f"{path}: more than {JSON_LIMIT} bytes, too large for a {place}")
-    value = parse_json(text, path, place)
-    if not isinstance(value, dict):
-        raise BadModel(f"{path}: {place} is a JSON {type(value).__name__}, not an object")
-    return value
-
-
-def _open_indexed(path: Path) -> tuple[dict[str, TensorInfo], list[Header]]:
-    index = path / INDEX_NAME
-    weight_map = read_json_object(index, "index").get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise BadModel(f"{index}: no weight_map object with tensors in it")
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str) or not _is_plain_name(shard):
-            raise BadModel(
-                f"{index}: tensor {shown(name)} is said to be in {shown(shard)}, which is not the "
-                "name of a safetensors file in this directory; refused"
-            )
-    shards = sorted(set(weight_map.values()))
-    _refuse_missing(path, shards, f"named by {INDEX_NAME}")
-    headers = {shard: read_header(path / shard) for shard in shards}
-    infos = {}
-    for name, shard in weight_map.items():
-        if name not in headers[shard].tensors:
-            raise BadModel(
-                f"{path / shard}: tensor {shown(name)}{_layer_of(name)} is missing, although "
-                f"{INDEX_NAME} says it is there; fetch both again"
-            )
-        infos[name] = headers[shard].tensors[name]
-    return infos, list(headers.values())
-
-
-def _open_unindexed(path: Path) -> tuple[dict[str, TensorInfo], list[Header]]:
-    if (path / SINGLE_NAME).exists():
-        shards = [SINGLE_NAME]
-    else:
-        shards = sorted(entry.name for entry in path.glob("*.safetensors"))
-        wanted: set[str] = set()
-        for shard in shards:
-            match = _SHARD.fullmatch(shard)
-            if match and int(match[3]) <= 10_000:
-                total = int(match[3])
-                wanted |= {
-                    f"{match[1]}-{n:05}-of-{match[3]}.safetensors" for n in range(1, total + 1)
-                }
-        _refuse_missing(path, sorted(wanted), "one of a numbered set")
-    headers = [read_header(path / shard) for shard in shards]
-    infos: dict[str, TensorInfo] = {}
-    for header in headers:
-        for name, info in header.tensors.items():
-            if name in infos:
-                raise BadModel(
-                    f"{path}: tensor {shown(name)} is in {shown(infos[name].path.name)} and in "
-                    f"{shown(header.path.name)}, and there is no {INDEX_NAME} to choose"
-                )
-            infos[name] = info
-    return infos, headers
-
-
-def _is_plain_name(shard: str) -> bool:
-    return (
-        shard.endswith(".safetensors")
-        and not set(shard) & set("/\\:\0")
-        and shard.isprintable()
-        and len(shard.encode()) <= 255
-    )
-
-
-def _refuse_missing(path: Path, shards: list[str], why: str) -> None:
-    missing = [shard for shard in shards if not (path / shard).exists()]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise BadModel(
-            f"{path}: {missing[0]}{more} is missing ({why}; {len(shards) - len(missing)} of "
-            f"{len(shards)} files are there): fetch it again"
         )

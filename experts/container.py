@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.checkpoint import check_model_directory, read_json_object
 from diskmoe.experts.checksums import Piece
+from diskmoe.experts.directory import check_model_directory, read_json_object
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.facts import (
     MOST,
@@ -56,6 +56,7 @@ from diskmoe.experts.tiles import (
     PAGE,
     Bytes,
     MatrixLayout,
+    RecordLayout,
     aligned_zeros,
     matrix_layout,
     record_layout,
@@ -191,6 +192,10 @@ class Container:
         layout = self._layouts.get(name)
         return unpack(tensor.view(np.uint8), layout) if layout else tensor.astype(np.float32)
 
+    def record_layout_of(self, layer: int) -> RecordLayout:
+        """How a layer's records lie; only those of MTP layers may differ from `record_layout`."""
+        return self._facts.record_layout_of(layer)
+
     def record(self, layer: int, expert: int) -> tuple[Path, int, int]:
         """(file, offset, nbytes) of an expert's record."""
         piece = self._records[layer][expert]
@@ -201,7 +206,7 @@ class Container:
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """gate (ffn, hidden), up (ffn, hidden), down (hidden, ffn) as the numbers they stand for."""
         record = self._read_record(layer, expert)
-        return unpack_record(record, self._facts.record_layout_of(layer))
+        return unpack_record(record, self.record_layout_of(layer))
 
     def _read_record(self, layer: int, expert: int) -> Bytes:
         path, offset, nbytes = self.record(layer, expert)
@@ -219,10 +224,7 @@ class Container:
 
     def dense_pieces(self) -> list[Piece]:
         """The dense tensors with their checksums; empty when an earlier version left them out."""
-        if "checksums" not in self._dense.metadata:
-            return []
-        sums, infos = checksums_of(self._dense), self._dense.tensors.values()
-        return [_piece(f"tensor {shown(info.name)}", info, sums) for info in infos]
+        return pieces_in(self._dense)
 
     def _info(self, name: str) -> TensorInfo:
         info = self._dense.tensors.get(name)
@@ -232,6 +234,14 @@ class Container:
                 "another model or by another version: convert again"
             )
         return info
+
+
+def pieces_in(header: Header) -> list[Piece]:
+    """The tensors of one of our files with their checksums; empty where it has none."""
+    if "checksums" not in header.metadata:
+        return []
+    sums = checksums_of(header)
+    return [_piece(f"tensor {shown(info.name)}", info, sums) for info in header.tensors.values()]
 
 
 def _piece(what: str, info: TensorInfo, sums: dict[str, str]) -> Piece:

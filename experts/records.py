@@ -18,7 +18,7 @@ from diskmoe.experts.formats import mtp_format
 from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.reader import FileReader
 from diskmoe.experts.safetensors_io import TensorInfo
-from diskmoe.experts.stored import StoredExperts
+from diskmoe.experts.stored import experts_of
 from diskmoe.experts.tiles import PAGE, Bytes, RecordLayout, record_layout
 
 
@@ -120,6 +120,10 @@ class ContainerRecords(_Paced):
         self._reader = FileReader(used, pacer)
         self._verified: set[tuple[int, int]] | None = set() if verify else None
 
+    def record_layout_of(self, layer: int) -> RecordLayout:
+        """How a layer's records lie in their slots; only MTP layers may differ from the others."""
+        return self._container.record_layout_of(layer)
+
     def disk_bytes(self, layer: int, expert: int) -> int:
         return self._container.record(layer, expert)[2]
 
@@ -138,7 +142,7 @@ class ContainerRecords(_Paced):
 
 def own_expert_format(checkpoint: Checkpoint, plan: TensorPlan) -> str:
     """The format that keeps the experts' own numbers: mxfp4, bf16, or f32 for F32 and F16."""
-    own = {StoredExperts(checkpoint, plan, layer).own_format() for layer in plan.experts}
+    own = {experts_of(checkpoint, plan, layer).own_format() for layer in plan.experts}
     return own.pop() if len(own) == 1 else "f32"
 
 
@@ -161,9 +165,7 @@ class CheckpointRecords(_Paced):
         pacer: Pacer | None = None,
         why: str = "",
     ) -> None:
-        self._stored = {
-            layer.layer: StoredExperts(checkpoint, plan, layer) for layer in plan.experts
-        }
+        self._stored = {layer.layer: experts_of(checkpoint, plan, layer) for layer in plan.experts}
         self._mtp_layers = {layer.layer for layer in plan.experts if layer.mtp}
         fmt = fmt or own_expert_format(checkpoint, plan)
         self.expert_format = fmt
@@ -191,7 +193,7 @@ class CheckpointRecords(_Paced):
         self.scratch_bytes = self._arena.nbytes + n_buffers * temporary
 
     def record_layout_of(self, layer: int) -> RecordLayout:
-        """How a layer's records lie in their slots; only MTP layers may differ from the others."""
+        """See ``ContainerRecords.record_layout_of``."""
         return self._mtp_layout if layer in self._mtp_layers else self.record_layout
 
     def disk_bytes(self, layer: int, expert: int) -> int:
@@ -220,3 +222,34 @@ class CheckpointRecords(_Paced):
 
     def close(self) -> None:
         self._reader.close()
+
+
+class LayerRecords:
+    """One layer of another source, which is lent: the records of an MTP layer have a layout of their
+    own, and so a store of their own."""
+
+    scratch_bytes = 0  # the source's
+
+    def __init__(self, source: ContainerRecords | CheckpointRecords, layer: int) -> None:
+        self._source = source
+        self.record_layout = source.record_layout_of(layer)
+        self.expert_format = self.record_layout.gate.format
+        self.layers = (layer,)
+        self.n_experts = source.n_experts
+        self.io_mode = source.io_mode
+        self.files = source.files
+
+    def disk_bytes(self, layer: int, expert: int) -> int:
+        return self._source.disk_bytes(layer, expert)
+
+    def load(self, layer: int, expert: int, slot: Bytes) -> None:
+        self._source.load(layer, expert, slot)
+
+    def hurry(self) -> None:
+        self._source.hurry()
+
+    def resume(self) -> None:
+        self._source.resume()
+
+    def close(self) -> None:
+        """The source is closed by whom it belongs to."""

@@ -4,7 +4,6 @@ The rule of this file: it knows where bytes lie and what they mean, and reads no
 is given room and a function that reads into it. `checkpoint.ExpertTensors` says what the forms are.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, TensorPlan
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import GROUP, Quantised
+from diskmoe.experts.layer_experts import LayerExperts, Read
 from diskmoe.experts.reader import through_nbytes
 from diskmoe.experts.safetensors_io import TensorInfo, as_f32, numpy_dtype, shown
 from diskmoe.experts.tiles import (
@@ -26,9 +26,12 @@ from diskmoe.experts.tiles import (
     packing_bytes,
 )
 
-Read = Callable[[TensorInfo, Bytes], Bytes]  # (what to read, room for it) -> its bytes in the room
-
 CODES = "mxfp4"  # the format that keeps codes exactly
+
+
+def experts_of(checkpoint: Checkpoint, plan: TensorPlan, layer: ExpertTensors) -> LayerExperts:
+    """What takes the experts of a layer out of a checkpoint."""
+    return checkpoint.experts(plan, layer) or StoredExperts(checkpoint, plan, layer)
 
 
 class StoredExperts:

@@ -54,18 +54,6 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-_LATENT: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 24,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "n_routed_experts": 6,
-    "moe_intermediate_size": 32,
-    "intermediate_size": 64,
-    "first_k_dense_replace": 1,
-}
 _HYBRID: dict[str, Any] = {
     # what a random state answers may be near 0, which a norm without this would make rounding of
     "rms_norm_eps": 4e-3,
@@ -80,6 +68,18 @@ _HYBRID: dict[str, Any] = {
     "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4,
     "rope_theta": 1e5,
+}
+_LATENT: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 6,
+    "moe_intermediate_size": 32,
+    "intermediate_size": 64,
+    "first_k_dense_replace": 1,
 }
 FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
@@ -140,6 +140,47 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 6,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 64,
+            "shared_expert_intermediate_size": 40,
+            "rope_theta": 1e6,
+        },
+    ),
+    "granitemoe": (
+        "granitemoe",
+        {
+            "num_local_experts": 6,
+            "intermediate_size": 32,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "mixtral": (
+        "mixtral",
+        {"num_local_experts": 6, "intermediate_size": 32, "rope_theta": 1e6, "sliding_window": 5},
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        {
+            "head_dim": 16,
+            "rotary_dim": 8,
+            "num_local_experts": 6,
+            "intermediate_size": 32,
+            "rope_theta": 1e5,
+        },
+    ),
+    "qwen3_next": (
+        "qwen3_next",
+        {**_HYBRID, "intermediate_size": 64, "mlp_only_layers": [1], "norm_topk_prob": True},
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe_text", _HYBRID),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_HYBRID, "linear_value_head_dim": 16}),
     "deepseek_v2": (
         "deepseek_v2",
         {
@@ -208,47 +249,6 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_theta": 1e6,
         },
     ),
-    "qwen2_moe": (
-        "qwen2_moe",
-        {
-            "num_experts": 6,
-            "moe_intermediate_size": 32,
-            "intermediate_size": 64,
-            "shared_expert_intermediate_size": 40,
-            "rope_theta": 1e6,
-        },
-    ),
-    "granitemoe": (
-        "granitemoe",
-        {
-            "num_local_experts": 6,
-            "intermediate_size": 32,
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.1,
-            "logits_scaling": 0.5,
-        },
-    ),
-    "mixtral": (
-        "mixtral",
-        {"num_local_experts": 6, "intermediate_size": 32, "rope_theta": 1e6, "sliding_window": 5},
-    ),
-    "minimax_m2": (
-        "minimax_m2",
-        {
-            "head_dim": 16,
-            "rotary_dim": 8,
-            "num_local_experts": 6,
-            "intermediate_size": 32,
-            "rope_theta": 1e5,
-        },
-    ),
-    "qwen3_next": (
-        "qwen3_next",
-        {**_HYBRID, "intermediate_size": 64, "mlp_only_layers": [1], "norm_topk_prob": True},
-    ),
-    "qwen3_5_moe": ("qwen3_5_moe_text", _HYBRID),
-    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_HYBRID, "linear_value_head_dim": 16}),
 }
 ZERO_CENTRED = ("qwen3_next", "qwen3_5_moe_text")  # norms, but those of delta layers
 AS_ON_THE_HUB = ("qwen3_5_moe",)  # fixtures that are rewritten from what save_pretrained writes
@@ -257,7 +257,7 @@ AS_ON_THE_HUB = ("qwen3_5_moe",)  # fixtures that are rewritten from what save_p
 def random_model(family: str, settings: dict[str, Any], seed: int) -> Any:
     """Weights of spread 0.08, norms about 1, biases and correction biases not 0; all bf16."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, **{**_COMMON, **settings})
+    config = AutoConfig.for_model(family, **(_COMMON | settings))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

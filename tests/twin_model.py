@@ -118,8 +118,9 @@ class Twin:
             return np.concatenate([self._turned(y[..., :dims]), y[..., dims:]], axis=2)
 
         q = self._projection(latent, at + names.index_q).reshape(len(x), shape.heads, -1)
-        norm = [self.tensors[f"{at}{names.index_k_norm}.{part}"] for part in ("weight", "bias")]
-        k = naive.layer_norm(self._projection(x, at + names.index_k), *norm, 1e-6)
+        norm = f"{at}{names.index_k_norm}"
+        weight, bias = self.tensors[f"{norm}.weight"], self.tensors[f"{norm}.bias"]
+        k = naive.layer_norm(self._projection(x, at + names.index_k), weight, bias, 1e-6)
         k = turned(k[:, None].astype(np.float32))[:, 0]
         shares = self._linear(x, f"{at}{names.index_shares}.weight", "f32")
         return naive.choose(turned(q), k, shares, 0, shape.top)

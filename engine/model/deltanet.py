@@ -58,8 +58,8 @@ class DeltaNet:
             part,
             address_of_array(self._start),
             config.norm_epsilon,
-            builder.rows("delta.mixed", shape.channels, part.kept + n),
-            builder.rows("delta.gates", 2 * shape.value_heads, part.kept + n),
+            builder.rows("delta.mixed", shape.channels, part.kept + n).address,
+            builder.rows("delta.gates", 2 * shape.value_heads, part.kept + n).address,
             out,
         )
         kind = weights.out.kind

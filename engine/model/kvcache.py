@@ -26,7 +26,7 @@ _NUMBER_BYTES = {"f32": 4, "f16": 2, "q8": 1}
 _GROUP = 32  # numbers that share an f32 scale in q8
 
 
-KEPT_ROWS = 17  # a token and the drafts that a forward has by default at most
+KEPT_ROWS = 25  # a token and the most drafts that a forward has by default
 
 
 class KvCache:

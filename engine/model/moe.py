@@ -168,6 +168,9 @@ class FeedForward:
         """Counts what is missing by row; the experts that only rows behind the first want."""
         if not self.row_misses:  # nobody said that these are rows of a decode forward
             return frozenset()
+        if len(self.row_misses) == 1:  # plain decoding pays for nothing else
+            self.row_misses[0] += len(self._store.missing(layer, union.experts.tolist()))
+            return frozenset()
         first = dict(zip(union.experts.tolist(), union.first_rows.tolist(), strict=True))
         for expert in self._store.missing(layer, first):
             row = first[expert]

@@ -101,10 +101,11 @@ def test_a_directory_without_tensors_or_config_says_which(tiny_model: Any) -> No
     refusal(model.open, "config.json is missing")
 
 
-def test_gguf_is_told_to_be_not_supported_yet(tmp_path: Path) -> None:
+def test_a_gguf_is_told_to_be_converted(tmp_path: Path) -> None:
     (tmp_path / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
-    refusal(lambda: Checkpoint.open(tmp_path), "GGUF is not supported yet", "model.Q4_K_M.gguf")
-    refusal(lambda: Checkpoint.open(tmp_path / "model.Q4_K_M.gguf"), "GGUF is not supported yet")
+    told = f"diskmoe convert {tmp_path}/"
+    refusal(lambda: Checkpoint.open(tmp_path), told, "'model.Q4_K_M.gguf' OUT")
+    refusal(lambda: Checkpoint.open(tmp_path / "model.Q4_K_M.gguf"), told, "model.Q4_K_M.gguf OUT")
 
 
 def test_a_plain_file_is_no_model(tmp_path: Path) -> None:
