@@ -15,7 +15,8 @@ them that are whole but may be taken back: a forward computes these again, which
 and moves the state over them. The rows of the forward itself are kept as raw inputs where there is
 room for as many; a prompt's chunk is longer than that and moves the state over all of its rows.
 
-Sums over the key dim go into four vectors (row j of the state into j % 4, by fma), added in pairs.
+Sums over the key dim go into four vectors, those of answers into two (row j of the state into j % 4 or
+j % 2, by fma), which are added in pairs.
 """
 
 from dataclasses import dataclass
