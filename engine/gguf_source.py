@@ -63,7 +63,7 @@ def describe_types(
         elif all(keeps_numbers(kind, str(target)) for target in targets):
             becomes = ", bit for bit"
         elif all(keeps_codes(kind, str(target)) for target in targets):
-            becomes = ", codes kept, steps rounded to 8 bits"
+            becomes = ", codes kept, their steps rounded to 8 bits"
         else:
             becomes = ", dequantised and quantised once"
         told.append(f"{kind} {shown_bytes(nbytes)}{becomes}")

@@ -240,7 +240,7 @@ def test_what_becomes_of_each_type_is_said(tmp_path):
     plan = plan_of(checkpoint)
     assert best_expert_format(checkpoint, plan) == "q4"
     told = describe_types(checkpoint, plan, "q4", "q8")
-    assert "Q4_0 13.5 KiB, codes kept, steps rounded to 8 bits" in told
+    assert "Q4_0 13.5 KiB, codes kept, their steps rounded to 8 bits" in told
     assert "Q5_0 1.4 KiB, dequantised and quantised once" in told
     assert "Q4_0 13.5 KiB, bit for bit" in describe_types(checkpoint, plan, "q8", "q8")
 
