@@ -216,10 +216,12 @@ def recipes_of(
             left.append(info)
         else:
             recipes[ours] = _recipe(architecture, config, ending, info)
-    for layer in layers if architecture.remade is not None else ():
-        prefix = _prefix(architecture, config, layer)
-        for ours, recipe in architecture.remade(config, tensors, f"blk.{layer}."):
-            recipes[prefix + ours] = recipe
+    remade = architecture.remade
+    if remade is not None:
+        for layer in layers:
+            prefix = _prefix(architecture, config, layer)
+            for ours, recipe in remade(config, tensors, f"blk.{layer}."):
+                recipes[prefix + ours] = recipe
     return recipes, left
 
 
