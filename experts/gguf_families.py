@@ -323,10 +323,11 @@ def _glm_dsa(facts: Facts) -> Config:
         "index_head_dim": facts.integer("attention.indexer.key_length"),
         "index_topk": facts.integer("attention.indexer.top_k"),
     }
+    choosing = facts.layers_with("indexer.attn_q_b.weight")  # for files that do not list them
     types = facts.metadata.get(facts.key("attention.indexer.types"), list)
-    if types is not None:
-        kinds = ("shared", "full")
-        config["indexer_types"] = [kinds[bool(full)] for full in types[: facts.layers]]
+    if types is None:
+        types = [layer in choosing for layer in range(facts.layers)]
+    config["indexer_types"] = [("shared", "full")[bool(full)] for full in types[: facts.layers]]
     return config
 
 
