@@ -242,7 +242,7 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
             "routed_scaling_factor": 2.5,
             "index_n_heads": 2,
-            "index_head_dim": 16,
+            "index_head_dim": 64,
             "index_topk": 8,
             "indexer_types": ["full", "shared"],
             "num_nextn_predict_layers": 1,
