@@ -23,7 +23,7 @@ def _grouped_query(facts: Facts) -> Config:
     """Of families with ordinary attention."""
     return {
         "head_dim": facts.head_dim,
-        "attention_bias": "blk.0.attn_q.bias" in facts.tensors,
+        "attention_bias": any(facts.layers_with(f"attn_{parts}.bias") for parts in ("q", "qkv")),
         **common(facts),
     }
 
@@ -214,7 +214,6 @@ def _hybrid(facts: Facts) -> Config:
     _softmax(facts)
     delta = facts.layers_with("ssm_conv1d.weight")
     kinds = ("full_attention", "linear_attention")
-    config = _without(_grouped_query(facts), "attention_bias")
     keys, values = facts.integer("ssm.group_count"), facts.integer("ssm.time_step_rank")
     key_dim, inner = facts.integer("ssm.state_size"), facts.integer("ssm.inner_size")
     if not 1 <= keys <= values <= inner <= MOST_WIDTH or not 1 <= key_dim <= MOST_WIDTH:
@@ -224,9 +223,8 @@ def _hybrid(facts: Facts) -> Config:
             "numbers in all: no such layer",
         )
     return {
-        **config,
+        **_grouped_query(facts),
         **_without(_shared_one(facts), "mlp_only_layers", "decoder_sparse_step"),
-        "attention_bias": any(f"blk.{i}.attn_q.bias" in facts.tensors for i in range(facts.layers)),
         "layer_types": [kinds[layer in delta] for layer in range(facts.layers)],
         "partial_rotary_factor": facts.integer("rope.dimension_count") / facts.head_dim,
         "linear_conv_kernel_dim": facts.integer("ssm.conv_kernel"),
