@@ -197,10 +197,11 @@ def _qwen2moe(facts: Facts) -> Config:
 def _shared_one(facts: Facts) -> Config:
     """The widths of Qwen's experts beside a shared one."""
     shared = facts.tensors.get("blk.0.ffn_up_shexp.weight")
+    dense = facts.integer("feed_forward_length", 0)  # of layers without experts, if there are any
     return {
+        **({"intermediate_size": dense} if dense else {}),
         "num_experts": facts.integer("expert_count"),
         "moe_intermediate_size": facts.integer("expert_feed_forward_length"),
-        "intermediate_size": facts.integer("feed_forward_length", 0) or 1,
         "shared_expert_intermediate_size": facts.integer(
             "expert_shared_feed_forward_length", shared.shape[0] if shared is not None else 0
         ),

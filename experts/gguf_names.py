@@ -203,7 +203,7 @@ def recipes_of(
     """({checkpoint's name: recipe}, the tensors that are neither in it nor of experts)."""
     recipes: dict[str, Recipe] = {}
     left: list[TensorInfo] = []
-    layers: dict[int, None] = {}
+    layers: set[int] = set()
     for name, info in tensors.items():
         match = _LAYER.fullmatch(name)
         if match is None:
@@ -211,7 +211,7 @@ def recipes_of(
             ending = name
         else:
             layer, ending = int(match[1]), match[2]
-            layers[layer] = None
+            layers.add(layer)
             if ending.rpartition(".")[0] in EXPERTS or ending in architecture.taken:
                 continue
             if ending in _JOINED:
@@ -228,7 +228,7 @@ def recipes_of(
             recipes[ours] = _recipe(architecture, config, ending, info)
     remade = architecture.remade
     if remade is not None:
-        for layer in layers:
+        for layer in sorted(layers):
             prefix = _prefix(architecture, config, layer)
             for ours, recipe in remade(config, tensors, f"blk.{layer}."):
                 recipes[prefix + ours] = recipe
