@@ -24,15 +24,15 @@ def to_hub_layout(folder: Path, mtp: bool = True) -> None:
     plan = tensor_plan(config)
     stored = {name: _stored(checkpoint, name) for name in checkpoint.names}
     for layer in plan.experts:
-        gates, ups, downs = ([], [], [])
-        for expert in range(plan.n_experts):
-            for name, parts in zip(layer.names(expert), (gates, ups, downs), strict=True):
-                dtype, array = stored.pop(name)
-                parts.append(array)
-        at = FAMILIES[config.family].names.at(layer.layer, config.layers) + "mlp.experts."
-        both = [np.concatenate(pair) for pair in zip(gates, ups, strict=True)]
-        stored[at + "gate_up_proj"] = dtype, np.stack(both)
-        stored[at + "down_proj"] = dtype, np.stack(downs)
+        names = FAMILIES[config.family].names
+        at = names.at(layer.layer, config.layers)
+        dtype = stored[layer.names(0)[0]][0]
+        gates, ups, downs = (
+            np.stack([stored.pop(layer.names(expert)[part])[1] for expert in range(plan.n_experts)])
+            for part in range(3)
+        )
+        stored[at + names.stacked_gate_up] = dtype, np.concatenate([gates, ups], axis=1)
+        stored[at + names.stacked_down] = dtype, downs
     tensors = {_long(name): tensor for name, tensor in stored.items()}
     tensors["model.visual.pos_embed.weight"] = "F32", np.ones((2, 2), np.float32)
     rng = np.random.default_rng(0)

@@ -17,6 +17,7 @@ import naive
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.engine.kernels.delta_shape import DeltaShape
 from diskmoe.engine.kernels.ffn_shape import Swiglu
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.families import FAMILIES, Names
@@ -69,8 +70,11 @@ class Twin:
         logits = self._linear(self._norm(x, names.final_norm), head, self.dense_format)
         return logits * np.float32(config.logit_scale)
 
-    def _norm(self, x: Floats, name: str) -> Floats:
-        return naive.rms_norm(x, self.tensors[name], self.config.norm_epsilon).astype(np.float32)
+    def _norm(self, x: Floats, name: str, centred: bool | None = None) -> Floats:
+        """centred: whether the weights are what is added to 1; None: as the model's norms are."""
+        centred = self.config.zero_centred if centred is None else centred
+        weights = self.tensors[name] + np.float32(centred)
+        return naive.rms_norm(x, weights, self.config.norm_epsilon).astype(np.float32)
 
     def _linear(self, x: Floats, name: str, fmt: str) -> Floats:
         return self._product(x, self.tensors[name], fmt)
@@ -135,14 +139,19 @@ class Twin:
         config, names = self.config, self.names
         if config.latent is not None:
             return self._latent_attention(x, config.latent, at)
+        if config.delta is not None and layer in config.delta_layers:
+            return self._delta(x, config.delta, at)
         heads = {
             names.q: (config.heads, names.q_norm),
             names.k: (config.kv_heads, names.k_norm),
             names.v: (config.kv_heads, None),
         }
-        parts = []
+        parts, gates = [], np.float32(1)
         for part, (count, norm) in heads.items():
             y = self._projection(x, at + part)
+            if part == names.q and config.q_gate:
+                y, gates = np.split(y.reshape(len(x), config.heads, -1), 2, axis=2)
+                y, gates = y.reshape(len(x), -1), naive.sigmoid(gates).reshape(len(x), -1)
             if norm is not None and config.qk_norm == "full_vector":
                 y = self._norm(y, at + norm)
             y = y.reshape(len(x), count, config.head_dim)
@@ -156,8 +165,36 @@ class Twin:
         q, k, v = parts
         window, sinks = config.window(layer), self.tensors.get(at + names.sinks)
         mixed = naive.attend(q, k, v, 0, config.attention_scale, window, sinks)
-        mixed = mixed.astype(np.float32).reshape(len(x), -1)
+        mixed = (mixed.reshape(len(x), -1) * gates).astype(np.float32)
         return self._projection(mixed, at + names.o)
+
+    def _delta(self, x: Floats, shape: DeltaShape, at: str) -> Floats:
+        names, n = self.names, len(x)
+
+        def vector(name: str) -> Floats:
+            return self.tensors[at + name]
+
+        raw, b = (
+            self._linear(x, at + names.delta_qkv, self.dense_format),
+            self._linear(x, at + names.delta_b, "f32"),
+        )
+        if names.delta_fused:  # by key head
+            keys, values = shape.key_dim, shape.value_width // shape.key_heads
+            raw = raw.reshape(n, shape.key_heads, -1)
+            parts = np.split(raw, np.cumsum([keys, keys, values]), axis=2)
+            q, k, v, z = (part.reshape(n, -1) for part in parts)
+            raw = np.concatenate([q, k, v], axis=1)
+            b, a = np.split(b.reshape(n, shape.key_heads, -1), 2, axis=2)
+            a, b = a.reshape(n, -1), b.reshape(n, -1)
+        else:
+            z = self._linear(x, at + names.delta_z, self.dense_format)
+            a = self._linear(x, at + names.delta_a, "f32")
+        conv = vector(names.delta_conv)[:, 0]
+        log, bias = vector(names.delta_log), vector(names.delta_bias)
+        said = naive.gated_delta(raw, a, b, shape, conv, log, bias).astype(np.float32)
+        out = self._norm(said, at + names.delta_norm, centred=False)
+        out = naive.silu_mul(z, out.reshape(n, -1)).astype(np.float32)
+        return self._linear(out, at + names.delta_out, self.dense_format)
 
     def _ffn(
         self, x: Floats, matrices: list[Floats], fmt: str, biases: tuple[Floats, ...] = ()
@@ -172,7 +209,7 @@ class Twin:
     def _expert(self, at: str, expert: int) -> tuple[list[Floats], tuple[Floats, ...]]:
         """(gate, up and down, their biases) of an expert, however the checkpoint has them."""
         names = self.names
-        if names.only_stacked:
+        if not names.fused and at + names.stacked_gate_up in self.tensors:
             both = self.tensors[at + names.stacked_gate_up][expert]
             width = self.config.expert_width
             return [both[:width], both[width:], self.tensors[at + names.stacked_down][expert]], ()

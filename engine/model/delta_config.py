@@ -6,7 +6,7 @@ And of the models inside which these families are found.
 from collections.abc import Mapping
 
 from diskmoe.engine.kernels.delta_shape import LANES, DeltaShape
-from diskmoe.engine.model.fields import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, Fields
+from diskmoe.engine.model.fields import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
 
 MAX_TAPS = 16
 KINDS = ("linear_attention", "full_attention")
@@ -37,7 +37,7 @@ def delta_layers(f: Fields, layers: int) -> tuple[int, ...]:
     """The layers with a delta rule: listed, or all but every so manieth."""
     listed = f.raw.get("layer_types")
     if listed is None:
-        every = f.integer("full_attention_interval", 1, layers, min(4, layers))
+        every = f.integer("full_attention_interval", 1, MAX_LAYERS, 4)
         listed = [KINDS[(layer + 1) % every == 0] for layer in range(layers)]
     if not isinstance(listed, list) or any(kind not in KINDS for kind in listed):
         raise f.wrong("layer_types", listed, f"a list of {' or '.join(KINDS)}")

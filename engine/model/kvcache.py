@@ -26,7 +26,7 @@ _NUMBER_BYTES = {"f32": 4, "f16": 2, "q8": 1}
 _GROUP = 32  # numbers that share an f32 scale in q8
 
 
-KEPT_ROWS = 17  # a token and the drafts that a forward has by default at most
+KEPT_ROWS = 25  # a token and the most drafts that a forward has by default
 
 
 class KvCache:
@@ -103,16 +103,24 @@ class KvCache:
         )
 
     def check_room(self, n: int) -> None:
-        """BadRequest when ``n`` more rows do not fit, or what is before them was lost."""
-        if self.states is not None and not self.states.can_be_at(self._length):
-            raise BadRequest(
-                f"the first {self._length} positions were lost in a forward that failed: begin again"
-            )
+        """BadRequest when ``n`` more rows do not fit."""
         if n > self.room:
             raise BadRequest(
                 f"{self._length} + {n} positions do not fit in a context of {self.capacity},"
                 " raise CTX or shorten the prompt"
             )
+
+    def begin(self, n: int) -> None:
+        """Before a forward of ``n`` rows: BadRequest when they do not fit, or when a forward that
+        failed has lost what they would go on from."""
+        self.check_room(n)
+        if self.states is not None and not self.states.can_be_at(self._length):
+            if self._length:
+                raise BadRequest(
+                    f"the first {self._length} positions were lost in a forward that failed: "
+                    "begin again"
+                )
+            self.states.begin_again()
 
     def advance(self, n: int) -> None:
         """Count the ``n`` rows written above ``length`` as whole."""
@@ -122,7 +130,7 @@ class KvCache:
     def can_trim(self, length: int) -> bool:
         """Whether the cache can go back to ``length``: always, but where layers have states; then
         to 0, and within the last forward if it had no more than ``kept`` rows."""
-        return length == 0 or self.states is None or self.states.can_be_at(length)
+        return self.states is None or length == 0 or self.states.can_be_at(length)
 
     def trim(self, length: int) -> None:
         """Forget the positions from ``length`` on; no memory is given back.

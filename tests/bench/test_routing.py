@@ -45,7 +45,8 @@ def test_the_simulated_hits_are_those_that_the_engine_counts(
 @pytest.mark.parametrize(
     "name",
     [
-        *("olmoe", "glm-4.5-air"),
+        *("olmoe", "glm-4.5-air", "deepseek-v3", "deepseek-v2-lite"),
+        *("qwen3-next-80b", "qwen3.5-35b"),
         *("mixtral-8x7b", "qwen1.5-moe", "minimax-m2", "granite-3.1-3b-a800m"),
     ],
 )

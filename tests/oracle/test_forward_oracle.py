@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hub_layout import to_hub_layout
 from tiny_model import (
     random_tensors,
     running,
@@ -161,6 +162,39 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4-lite": ("glm4_moe_lite", {}),
+    "qwen3-next": ("qwen3_next", {"full_attention_interval": 3}),
+    "qwen3-next-bias-dense-layer-no-renorm": (
+        "qwen3_next",
+        {
+            "num_hidden_layers": 4,
+            "attention_bias": True,
+            "mlp_only_layers": [0, 3],
+            "norm_topk_prob": False,
+            "linear_num_value_heads": 2,
+            "num_experts_per_tok": 8,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "qwen3.5": ("qwen3_5_moe_text", {"full_attention_interval": 3}),
+    "qwen3.5-attention-first-tied": (
+        "qwen3_5_moe_text",
+        {
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "tie_word_embeddings": True,
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 16,
+            "linear_conv_kernel_dim": 2,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e6,
+                "partial_rotary_factor": 0.25,
+                "mrope_interleaved": True,
+                "mrope_section": [2, 1, 1],
+            },
+        },
+    ),
     "qwen3-yarn": (
         "qwen3_moe",
         {
@@ -218,6 +252,7 @@ CONVERTED = [
     *("qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2-groups", "deepseek-v3", "glm4-lite"),
     *SIMPLE,
+    *("qwen3-next", "qwen3.5"),
 ]
 
 
@@ -261,7 +296,7 @@ def test_dequantised_weights_say_the_same_to_both(
 
 FAMILIES = [
     *("qwen3_moe", "olmoe", "glm4_moe", "gpt_oss"),
-    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "qwen3_next", "qwen3_5_moe_text"),
 ]
 
 
@@ -331,6 +366,29 @@ def test_a_config_in_the_form_of_the_hub_means_the_same_to_both(tmp_path, oracle
     with running(folder, slots=2) as model:
         found = model.forward(PROMPT, "all")
     assert np.abs(found - oracle_of(folder).logits(PROMPT)).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_hybrid_as_the_hub_has_it_equals_transformers(random_model, oracle_of, dtype):
+    """With a config within another one, a longer prefix, stacked experts, a picture tower and an MTP
+    layer."""
+    family, settings = settings_of("qwen3.5")
+    made = random_model(family, settings, dtype, PROMPT, TOKENS, 10 * TOLERANCE)
+    to_hub_layout(made.folder)
+    whole = PROMPT + made.expected
+    expected = oracle_of(made.folder).logits(whole)
+    assert np.abs(expected - made.oracle.logits(whole)).max() < TOLERANCE
+    found = []
+    for folder in (
+        made.folder,
+        converted(made.folder, {"float32": "f32", "bfloat16": "bf16"}[dtype]),
+    ):
+        with running(folder, slots=2) as model:
+            found.append(model.forward(whole, "all"))
+        assert np.abs(found[-1] - expected).max() < TOLERANCE
+        assert greedy(folder, PROMPT, TOKENS, True, slots=8) == made.expected
+        assert greedy(folder, PROMPT, TOKENS, False, slots=1, threads=2) == made.expected
+    assert found[0].tobytes() == found[1].tobytes()
 
 
 @pytest.mark.filterwarnings("ignore:.*MXFP4")

@@ -77,6 +77,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4 lite": ("glm4_moe_lite", {}),
+    "qwen3-next": ("qwen3_next", {}),
+    "qwen3-next with dense layers, biases and a head per key": (
+        "qwen3_next",
+        {
+            "attention_bias": True,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 2,
+        },
+    ),
+    "qwen3.5": ("qwen3_5_moe", {}),
+    "qwen3.5 in widths that fill no tile": (
+        "qwen3_5_moe_text",
+        {
+            "vocab_size": 51,
+            "hidden_size": 40,
+            "head_dim": 24,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+            "linear_num_value_heads": 6,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+        },
+    ),
     "widths that fill no tile": (
         "qwen3_moe",
         {
@@ -262,7 +286,7 @@ def test_each_unique_expert_is_fetched_once_for_all_rows(make):
         assert model.counters.misses <= 2 * 8
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "qwen3_next", "qwen3_5_moe"])
 @pytest.mark.parametrize("dense", ["f32", "q8"])
 def test_scratch_that_was_planned_covers_what_is_taken(make, family, dense):
     folder, _, config = make(family)

@@ -17,6 +17,7 @@ CASES = [
     *(("gpt_oss", "q4"), ("gpt_oss", "mxfp4")),
     *(("deepseek_v3", fmt) for fmt in ("bf16", "q8")),
     *(("qwen2_moe", "q8"), ("qwen2_moe", "fp8"), ("granitemoe", "q4")),
+    *(("qwen3_next", "q4"), ("qwen3_next", "f32"), ("qwen3_5_moe", "q8")),
 ]
 ROWS = 66
 SPLITS = [1, 2, 3, 5, 8, 17, 64, 66]
@@ -27,7 +28,7 @@ EXPERTS = 8
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A converted model: a dense and a MoE layer, with groups and a shared expert; or one with
     windows, sinks, biases and clamps; with latents, in more rows than go together; with a gated
-    shared expert; or with multipliers."""
+    shared expert; with multipliers; or with states."""
     family, fmt = request.param
     groups = {"n_group": 2, "topk_group": 2} if family == "glm4_moe" else {}
     raw = tiny_config(family, hidden_size=80, num_hidden_layers=2, **groups)
