@@ -9,17 +9,16 @@ A block is a row's next 32 weights (256 in the k-types): scales first, then code
 the lower halves of 16 bytes are the first 16 weights, the upper halves the others.
 """
 
-from typing import Any
-
 import gguf
 import numpy as np
 import numpy.typing as npt
 
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.formats import GROUP, Quantised, quantise, widen_bf16
+from diskmoe.experts.formats import GROUP, Quantised, widen_bf16
 from diskmoe.experts.gguf_file import BLOCKS
 from diskmoe.experts.safetensors_io import TensorInfo, shown
 from diskmoe.experts.tiles import Bytes, Floats
+from diskmoe.experts.two_level import two_level
 
 FLOATS = ("F32", "F16", "BF16")
 QUANTISED = (
@@ -90,7 +89,7 @@ def numbers(raw: Bytes, kind: str, cols: int, fmt: str) -> Quantised:
     if not good.all():
         row = int((~good).any(axis=1).argmax())
         raise ValueError(f"row {row} has a step or a minimum that is not finite")
-    return _two_level(codes, step, low)
+    return two_level(codes, step, low)
 
 
 def _blocks(raw: Bytes, kind: str, cols: int) -> Bytes:
@@ -126,41 +125,6 @@ def _k_steps(blocks: Bytes) -> tuple[Floats, Floats]:
     step = np.concatenate(steps, axis=2) * of_steps
     low = np.concatenate(minima, axis=2) * -of_minima
     return step.reshape(len(blocks), -1), low.reshape(len(blocks), -1)
-
-
-def _two_level(codes: Bytes, step: Floats, low: Floats) -> Quantised:
-    """Codes (rows, cols) that stand for code * step + low, steps and lows (rows, groups), as q4.
-
-    q4 says row scale * scale * (16 * code - zero). A negative step turns its codes round. Rows with
-    a group that has no zero (all of its weights above 0, say) are quantised anew.
-    """
-    rows, groups = step.shape
-    turned = step < 0
-    grouped = codes.reshape(rows, groups, GROUP)
-    grouped = np.where(turned[..., None], np.uint8(15) - grouped, grouped)
-    low = np.where(turned, low + np.float32(15) * step, low)
-    step = np.abs(step)
-    row_scales = step.max(axis=1) / np.float32(255 * 16)
-    unit = np.maximum(row_scales, np.finfo(np.float32).tiny)[:, None]
-    scales = np.clip(np.rint(step / (np.float32(16) * unit)), 1, 255)
-    # the middle of the codes stays where it is, so that a rounded step errs to both sides alike
-    middle = low + np.float32(7.5) * step
-    zeros = np.rint(np.float32(120) - middle / (unit * scales))
-    none = step == 0
-    scales[none], zeros[none] = 0, 128
-    amiss = ((zeros < 0) | (zeros > 255) | (none & (low != 0))).any(axis=1)
-    found = Quantised(
-        grouped.reshape(rows, -1),
-        scales.astype(np.uint8),
-        np.where(amiss[:, None], 128, zeros).astype(np.uint8),
-        row_scales,
-    )
-    if amiss.any():
-        weights: Any = grouped[amiss] * step[amiss][..., None] + low[amiss][..., None]
-        anew = quantise(weights.reshape(len(weights), -1), "q4")
-        for kept, other in zip(found, anew, strict=True):
-            kept[amiss] = other  # type: ignore[index]
-    return found
 
 
 def refuse_unsupported(info: TensorInfo) -> None:

@@ -434,11 +434,12 @@ def test_experts_in_mxfp4_equal_transformers(tmp_path, oracle_of):
 FP8_SIZES = {"hidden_size": 256, "num_hidden_layers": 2}
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe", "minimax_m2"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe", "minimax_m2", "deepseek_v3"])
 def test_a_checkpoint_in_fp8_equals_transformers(tmp_path, oracle_of, family):
     """Matrices of one block and of two, whole ones and smaller ones, kept and dequantised; what
     transformers makes of a matrix whose last block is cut is another one."""
-    raw = tiny_config(family, **FP8_SIZES)
+    latent = {"qk_nope_head_dim": 16} if family == "deepseek_v3" else {}
+    raw = tiny_config(family, **FP8_SIZES, **latent)
     raw |= {key: 128 for key in ("moe_intermediate_size", "intermediate_size") if key in raw}
     coded, stored, exact = with_fp8(raw, random_tensors(raw, 1))
     folder = write_checkpoint(tmp_path / "codes", coded, stored, "f32")
