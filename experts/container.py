@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.checkpoint import check_model_directory, read_json_object
 from diskmoe.experts.checksums import Piece
+from diskmoe.experts.directory import check_model_directory, read_json_object
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.facts import (
     MOST,
