@@ -125,7 +125,8 @@ class ChatTemplate:
     def text_after_answer(self) -> str | None:
         """What the template writes after an assistant's last message: its end of turn.
 
-        None when the template cannot say (some refuse the question, some write nothing).
+        None when the template cannot say: some refuse the question, some write nothing. One that
+        goes beyond its bounds is refused when it is used, and not where only raw text is wanted.
         """
         turns = [
             {"role": "user", "content": "question"},
@@ -133,7 +134,7 @@ class ChatTemplate:
         ]
         try:
             text = self.render(turns, add_generation_prompt=False)
-        except BadRequest:
+        except (BadRequest, BadModel):
             return None
         _, mark, tail = text.rpartition(ANSWER_MARK)
         return tail if mark and tail.strip() else None
