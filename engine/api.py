@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
+from diskmoe.engine.draft_head import load_head
 from diskmoe.engine.drafting import Helpers, composer_of
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
@@ -38,6 +40,7 @@ from diskmoe.engine.loading import (
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.moe import Ints, Record
+from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.weights import load_dense
 from diskmoe.engine.report import ModelFacts
 from diskmoe.engine.sampling import Sampler, Sampling
@@ -53,6 +56,7 @@ from diskmoe.experts.usage import UsageHistory
 from diskmoe.experts.watch import MemoryWatch
 from diskmoe.grammar_draft.library import load as load_grammar
 from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.mtp.head import MtpSource
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -143,6 +147,7 @@ class Model:
         memory: MemoryPlan,
         transformer: Transformer,
         store: ExpertStore,
+        head: MtpLayer | None,
         workers: Workers,
         share: float | None,  # of the expert files in the page cache, before a weight was read
         say: Say = _silent,
@@ -159,6 +164,7 @@ class Model:
         self.workers = workers
         self._transformer = transformer
         self._store = store
+        self._head = head
         self._watch = MemoryWatch(memory.budget_bytes, store.shrink, say)
         self._trace = trace
         self._history = history
@@ -184,6 +190,7 @@ class Model:
         opened, options = prepared.opened, prepared.options
         workers: Workers | None = None
         store: ExpertStore | None = None
+        head: MtpLayer | None = None
         try:
             # first, as it may be refused
             trace = None if options.trace is None else TraceRecorder(options.trace, say)
@@ -231,10 +238,15 @@ class Model:
                 look_ahead=options.prefetch != "0",
                 prefetch=options.prefetch == "1",
             )
-            model = cls(prepared, memory, transformer, store, workers, share, say, history, trace)
+            head = load_head(opened, options, memory, transformer, workers)
+            model = cls(
+                prepared, memory, transformer, store, head, workers, share, say, history, trace
+            )
         except BaseException:
             if workers is not None:
                 workers.close()
+            if head is not None:
+                head.close()
             if store is not None:
                 store.close()
             prepared.close()
@@ -325,9 +337,13 @@ class Model:
         valid = self.config.vocab if tokenizer is None else tokenizer.valid_mask
         if isinstance(grammar, str):
             grammar = load_grammar(grammar)
+        sampler = Sampler(sampling or Sampling(temperature=0.0), valid)
+        head = None
+        if self._head is not None:
+            head = MtpSource(self._head, self.config.hidden, sampler.guess)
         vocab = self.config.vocab
         drafts = composer_of(
-            grammar, self.text, prompt, vocab, self.options, self._helpers, self._say
+            grammar, head, self.text, prompt, vocab, self.options, self._helpers, self._say
         )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner
@@ -344,6 +360,7 @@ class Model:
             on_forward=self._watch.look,
             drafts=drafts,
             on_verified=self._accepted,
+            on_rows=partial(self._absorb, head),
         )
         stream = None
         if tokenizer is not None:
@@ -367,6 +384,10 @@ class Model:
     def _refuse_ended(self, run: int) -> None:
         if run != self._runs or self._closed:
             raise BadRequest("this run was ended by a newer one, or the model was closed")
+
+    def _absorb(self, head: MtpSource | None, following: Sequence[int]) -> None:
+        if head is not None:
+            head.absorb(following, self._transformer.hidden[: len(following)])
 
     def _accepted(self, rows: int) -> None:
         """Of the latest forward's rows the first so many were right."""
@@ -396,6 +417,8 @@ class Model:
             last_first.callback(self.opened.records.close)
             last_first.callback(self._helpers.close)
             last_first.callback(self._store.close)
+            if self._head is not None:
+                last_first.callback(self._head.close)
             last_first.callback(self.workers.close)
             if self._trace is not None:
                 last_first.callback(self._trace.close)

@@ -17,6 +17,7 @@ from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.corpus import MAPPED_BYTES, Corpus, CorpusSource
 from diskmoe.mtp.grammar_source import GrammarSource
+from diskmoe.mtp.head import MtpSource
 from diskmoe.mtp.ngram import NgramSource
 from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import DraftSource
@@ -79,6 +80,7 @@ class Helpers:
 
 def composer_of(
     grammar: Grammar | None,
+    head: MtpSource | None,
     text: TextSide,
     prompt: Prompt,
     vocab: int,
@@ -99,6 +101,8 @@ def composer_of(
         others.append(NgramSource(prompt.ids))
     if helpers.corpus is not None and options.draft != 0:
         others.append(CorpusSource(helpers.corpus, prompt.ids))
+    if head is not None:
+        others.append(head)
     if not options.draft_rows or not (forced or others):
         return None
     planner = Planner(options.draft)

@@ -164,8 +164,8 @@ def options_from(values: Mapping[str, Value]) -> Any:
     span, draft = values["GRAMMAR_DRAFT"].value, values["DRAFT"].value
     if values["GRAMMAR"].value is None and values["SCHEMA"].value is None:
         span = 0
-    ngram, corpus = values["NGRAM"].value, values["CORPUS"].value
-    others = (GUESSES if draft is None else draft) if ngram or corpus else 0
+    ngram, corpus, mtp = values["NGRAM"].value, values["CORPUS"].value, values["MTP"].value
+    others = (GUESSES if draft is None else draft) if ngram or corpus or mtp is not False else 0
     return Options(
         cap=values["CAP"].value,
         expert_bits=values["EXPERT_BITS"].value,
@@ -189,6 +189,7 @@ def options_from(values: Mapping[str, Value]) -> Any:
         ngram=ngram,
         corpus=as_path(corpus) if corpus else None,
         guard=values["GUARD"].value,
+        mtp=mtp,
     )
 
 
