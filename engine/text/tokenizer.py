@@ -127,9 +127,13 @@ class TextTokenizer:
         return collect_stop_ids(self.vocab_size, generation_config, config, more)
 
     def _end_of_turn(self, template: ChatTemplate) -> int | None:
-        tail = (template.text_after_answer() or "").lstrip()
-        ids = self.encode(tail)
-        return ids[0] if ids and self.is_special(ids[0]) else None
+        """The special token that the template ends an answer with; not one that it writes within
+        answers too (gpt-oss ends every message with <|end|>, and an answer is two)."""
+        ids = self.encode((template.text_after_answer() or "").lstrip())
+        if not ids or not self.is_special(ids[0]):
+            return None
+        within = set(self.encode(template.text_within_answer()))
+        return next((i for i in ids if self.is_special(i) and i not in within), None)
 
 
 def load_tokenizer(directory: Path, vocab_size: int) -> TextTokenizer | None:

@@ -161,6 +161,32 @@ def test_a_template_that_ends_no_turn_adds_no_stop(make_directory, template):
     assert ids == frozenset()
 
 
+HARMONY = """\
+{% for m in messages %}<|start|>{{ m.role }}{% if m.thinking %}<|channel|>analysis<|message|>\
+{{ m.thinking }}<|end|><|start|>assistant{% endif %}<|channel|>final<|message|>{{ m.content }}\
+END{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        ("<|end|>", None),
+        ("<|end|><|done|>", "<|done|>"),
+        ("<|done|><|end|>", "<|done|>"),
+        ("\n<|done|>", "<|done|>"),
+        (".<|done|>", None),
+    ],
+)
+def test_what_a_template_ends_messages_within_an_answer_with_is_no_end_of_turn(
+    make_side, end, found
+):
+    """<|end|> stands behind the reasoning too: an answer that ended there would never begin."""
+    special = "<|start|> <|channel|> <|message|> <|end|> <|done|>"
+    side = make_side(HARMONY.replace("END", end), special)
+
+    assert written(side, side.stop_ids) == ({found} if found else set())
+
+
 def test_a_template_without_end_is_refused_in_a_chat_and_does_not_disturb_raw_text(
     make_side, monkeypatch
 ):
