@@ -363,7 +363,7 @@ class Model:
             prompt.ids,
             Sampler(sampling or Sampling(temperature=0.0), valid),
             limit=limit,
-            stop_ids=frozenset() if ignore_eos else self.text.stop_ids,
+            stop_ids=frozenset() if ignore_eos else self.text.stops(prompt.in_chat),
             prefill_chunk=self.prefill_chunk,
             stats=stats,
             on_prefill=on_prefill,

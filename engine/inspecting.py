@@ -93,6 +93,7 @@ class Inspection:
             "tokens": None if tokenizer is None else tokenizer.valid_count,
             "template": None if self.text.template is None else self.text.template.source,
             "stops": {str(token): why for token, why in self.text.stop_sources.items()},
+            "chat_stops": {str(token): text for token, text in self.text.turn_ends.items()},
             "mtp_layers": list(stored.mtp_layers),
             "mtp_announced": config.mtp_layers,
         }
@@ -137,9 +138,8 @@ def _stops(text: TextSide) -> str:
     if text.tokenizer is None or not text.stop_sources:
         return text.describe_stops()
     written = text.tokenizer.special_text
-    return "; ".join(
-        f"{written.get(token, token)} ({why})" for token, why in text.stop_sources.items()
-    )
+    said = [f"{written.get(token, token)} ({why})" for token, why in text.stop_sources.items()]
+    return "; ".join([*said, *(f"{ending} (in a chat)" for ending in text.turn_ends.values())])
 
 
 def _shown_count(number: int) -> str:
