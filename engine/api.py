@@ -246,10 +246,12 @@ class Model:
 
     def describe(self) -> str:
         config, records = self.config, self.opened.records
+        head = f"{self.opened.name}: {config.family}, {config.layers} layers"
+        if not config.moe_layers:
+            return f"{head}, no experts"
         return (
-            f"{self.opened.name}: {config.family}, {config.layers} layers, {config.experts} experts, "
-            f"top-{config.top_k}; experts {records.expert_format}, "
-            f"{shown_bytes(records.record_layout.nbytes)} each"
+            f"{head}, {config.experts} experts, top-{config.top_k}; experts "
+            f"{records.expert_format}, {shown_bytes(records.record_layout.nbytes)} each"
         )
 
     @property

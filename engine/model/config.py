@@ -54,7 +54,7 @@ class ModelConfig:
     sinks: bool
     windows: tuple[int, ...]  # by layer: keys that a row sees, 0 for all; (): all, in all layers
     # router
-    experts: int
+    experts: int  # 0: a model without any
     top_k: int
     score: Score
     router_bias: bool
@@ -64,7 +64,7 @@ class ModelConfig:
     renorm: bool
     routed_scale: float
     # feed-forward
-    expert_width: int
+    expert_width: int  # 1 where there are none: the least that a record can have
     shared_width: int  # 0: no shared expert
     dense_width: int  # of the layers without experts; 0 when there are none
     moe_layers: tuple[int, ...]  # ascending
@@ -184,12 +184,14 @@ def read_config(raw: object, where: str) -> ModelConfig:
         raise f.wrong("head_dim", head_dim, f"heads x head_dim up to {MAX_WIDTH}")
     rope_theta, rope_dims, yarn = _rope(f, family, head_dim)
 
-    experts = f.integer(_EXPERTS, 1, MAX_EXPERTS, None)
-    top_k = f.integer("num_experts_per_tok", 1, MAX_EXPERTS, None)
+    experts, top_k, expert_width = 0, 0, 1
+    if family.dense_rule != "all":
+        experts = f.integer(_EXPERTS, 1, MAX_EXPERTS, None)
+        top_k = f.integer("num_experts_per_tok", 1, MAX_EXPERTS, None)
+        expert_width = f.integer(family.expert_width_key, 1, MAX_WIDTH, None)
     if top_k > experts:
         raise f.wrong("num_experts_per_tok", top_k, f"at most the {experts} experts there are")
     groups, top_groups = _groups(f, family, experts, top_k)
-    expert_width = f.integer(family.expert_width_key, 1, MAX_WIDTH, None)
     shared = 0
     if family.shared_count_key is not None:
         shared = f.integer(family.shared_count_key, 0, 1024, family.shared_count_default)
@@ -250,6 +252,9 @@ def read_config(raw: object, where: str) -> ModelConfig:
 
 
 def _refuse_unsupported(f: _Fields, family: Family) -> None:
+    for key, only in family.fixed:
+        if f.raw.get(key) not in (None, only):
+            raise f.wrong(key, f.raw[key], repr(only))
     act = f.raw.get("hidden_act", "silu")
     if act not in ("silu", "swish"):
         raise f.wrong("hidden_act", act, "silu")
@@ -352,6 +357,8 @@ def _groups(f: _Fields, family: Family, experts: int, top_k: int) -> tuple[int, 
 
 
 def _moe_layers(f: _Fields, family: Family, layers: int) -> tuple[int, ...]:
+    if family.dense_rule == "all":
+        return ()
     if family.dense_rule == "first_k":
         first = f.integer("first_k_dense_replace", 0, MAX_LAYERS, 1)
         found = tuple(range(min(first, layers), layers))

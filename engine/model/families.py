@@ -17,7 +17,7 @@ from typing import Any, Literal
 QkNorm = Literal["none", "per_head", "full_vector"]
 RopeLayout = Literal["half", "interleaved"]
 Score = Literal["softmax", "sigmoid"]
-DenseRule = Literal["none", "first_k", "sparse_step"]
+DenseRule = Literal["none", "first_k", "sparse_step", "all"]
 MtpLayout = Literal["none", "extra_layer"]
 
 
@@ -70,6 +70,7 @@ class Family:
     """One row. Columns that end in ``_key`` name a key of config.json; None: it has no such key."""
 
     names: Names = Names()
+    fixed: tuple[tuple[str, Any], ...] = ()  # keys and the value they must have where they are
     # attention
     qk_norm: QkNorm = "none"  # RMS norm of queries and keys, before rope
     qk_norm_key: str | None = None  # the switch that turns it on (None: always on)
@@ -160,6 +161,23 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             expert_bias=True,
             clamped=True,
             norm_epsilon_default=1e-5,
+        ),
+        # without experts: small models that draft for others of their vocabulary
+        "qwen3": Family(
+            qk_norm="per_head",
+            output_bias=True,
+            window_key="use_sliding_window",
+            dense_rule="all",
+        ),
+        "qwen2": Family(
+            bias_default=True,
+            window_key="use_sliding_window",
+            dense_rule="all",
+        ),
+        "llama": Family(
+            fixed=(("mlp_bias", False),),
+            output_bias=True,
+            dense_rule="all",
         ),
     }
 )

@@ -81,6 +81,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt-oss-defaults": ("gpt_oss", {"rope_scaling": None, "rope_theta": None}),
+    "qwen3-dense": ("qwen3", {"attention_bias": True}),
+    "qwen3-dense-tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen2-dense": ("qwen2", {"tie_word_embeddings": True}),
+    "llama": ("llama", {}),
+    "llama-tied-bias": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
+    "llama-mha-head-dim": ("llama", {"num_key_value_heads": 4, "head_dim": 24}),
     "qwen3-yarn": (
         "qwen3_moe",
         {
