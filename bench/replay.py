@@ -76,12 +76,17 @@ def replay(
             if slot is not None:
                 slots.arrived(expert, slot)
         for forward, union in zip(forwards, unions, strict=True):
-            ranked = None
-            if forward.phase == PROMPT and recording.by_forward:
+            ranked, doubted = None, frozenset[int]()
+            if forward.phase == DECODE:
+                doubted = frozenset(union).difference(forward.rows[0])
+            elif recording.by_forward:
                 ranked = most_recent_first(np.array(forward.rows, np.int32))
-            plan = slots.plan(union, ranked)
+            plan = slots.plan(union, ranked, doubted)
             for expert, slot in plan.loads:
                 slots.arrived(expert, slot)
+            if forward.accepted is not None:
+                right = {e for row in forward.rows[: forward.accepted] for e in row}
+                slots.cool(e for e, _ in plan.loads if e in doubted - right)
             total[forward.phase].hits += len(plan.hits)
             total[forward.phase].misses += plan.misses
     return total
@@ -91,7 +96,12 @@ def regrouped(recording: Recording, rows: int) -> Recording:
     """The same with so many decoded rows in each forward; the last of a layer may have fewer."""
 
     def grouped(forwards: Sequence[Forward]) -> list[Forward]:
-        decoded = [row for forward in forwards if forward.phase == DECODE for row in forward.rows]
+        decoded = [
+            row
+            for forward in forwards
+            if forward.phase == DECODE
+            for row in forward.rows[: forward.accepted]
+        ]
         return [forward for forward in forwards if forward.phase == PROMPT] + [
             Forward(DECODE, decoded[at : at + rows]) for at in range(0, len(decoded), rows)
         ]

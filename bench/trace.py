@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.errors import BadModel
-from diskmoe.experts.trace import FORWARD, HEADING, MOST_BYTES
+from diskmoe.experts.trace import ACCEPTED, FORWARD, HEADING, MOST_BYTES
 
 MOST_LINE = 1 << 14
 _MOST = 1 << 20  # of any number in it
@@ -51,6 +51,7 @@ class Forward:
 
     phase: int
     rows: list[tuple[int, ...]]
+    accepted: int | None = None  # how many of the rows were right; None: all, for all we know
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Recording:
 class _Line:
     number: int
     forward: int  # which one, from 1 on; 0 in a file that does not say
+    accepted: int | None  # rows of it
     phase: int
     step: int
     layer: int
@@ -90,7 +92,7 @@ def read_recording(path: Path) -> Recording:
                 )
             found[-1].rows.append(line.experts)
         else:
-            found.append(Forward(line.phase, [line.experts]))
+            found.append(Forward(line.phase, [line.experts], line.accepted))
         latest[line.layer] = line.forward
     if not layers:
         raise BadModel(f"{path}: {_NO_LINE}")
@@ -182,7 +184,7 @@ def _lines(path: Path) -> Iterator[_Line]:
                 f"{path}: {size} bytes; a trace has at most {MOST_BYTES}: cut it shorter"
             )
         with path.open(encoding="utf-8-sig", errors="replace") as file:
-            headed, forward = False, 0
+            headed, forward, accepted = False, 0, None
             for number, text in enumerate(iter(partial(file.readline, MOST_LINE + 1), ""), 1):
                 if len(text) > MOST_LINE:
                     raise BadModel(
@@ -191,7 +193,10 @@ def _lines(path: Path) -> Iterator[_Line]:
                     )
                 text = text.strip()
                 if not text or text.startswith("#"):
-                    forward += text == FORWARD
+                    if text == FORWARD:
+                        forward, accepted = forward + 1, None
+                    elif text.startswith(ACCEPTED):
+                        accepted = _number(text.removeprefix(ACCEPTED))
                     continue
                 if not headed:
                     if text != HEADING:
@@ -200,22 +205,28 @@ def _lines(path: Path) -> Iterator[_Line]:
                         )
                     headed = True
                     continue
-                yield _parsed(path, number, forward, text)
+                yield _parsed(path, number, forward, accepted, text)
     except OSError as error:
         raise BadModel(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _parsed(path: Path, number: int, forward: int, text: str) -> _Line:
+def _number(word: str) -> int | None:
+    """None for what is none: a comment of others."""
+    return int(word) if word.isascii() and word.isdecimal() and len(word) < 8 else None
+
+
+def _parsed(path: Path, number: int, forward: int, accepted: int | None, text: str) -> _Line:
     parts = text.split(",")
     words = [*parts[:3], *parts[3].split("-")] if len(parts) == 4 else []
-    if not words or not all(w.isascii() and w.isdecimal() and len(w) < 8 for w in words):
+    numbers = [n for n in map(_number, words) if n is not None]
+    if not words or len(numbers) < len(words):
         raise BadModel(f"{path}: line {number}: {text[:60]!r} is not like 1,28,0,49-19-58")
-    phase, step, layer, *experts = map(int, words)
+    phase, step, layer, *experts = numbers
     if phase > 1 or max(step, layer, *experts) > _MOST:
         raise BadModel(f"{path}: line {number}: {text[:60]!r} has a number out of bounds")
     if len(set(experts)) != len(experts):
         raise BadModel(f"{path}: line {number}: an expert is chosen twice in {parts[3][:60]!r}")
-    return _Line(number, forward, phase, step, layer, tuple(experts))
+    return _Line(number, forward, accepted, phase, step, layer, tuple(experts))
 
 
 class Replay:

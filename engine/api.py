@@ -340,7 +340,7 @@ class Model:
             on_prefill=on_prefill,
             on_forward=self._watch.look,
             drafts=drafts,
-            on_verified=self._learn_accepted,
+            on_verified=self._accepted,
         )
         stream = None
         if tokenizer is not None:
@@ -365,9 +365,12 @@ class Model:
         if run != self._runs or self._closed:
             raise BadRequest("this run was ended by a newer one, or the model was closed")
 
-    def _learn_accepted(self, rows: int) -> None:
-        if self._history is not None:
-            self._history.accepted(rows)
+    def _accepted(self, rows: int) -> None:
+        """Of the latest forward's rows the first so many were right."""
+        self._transformer.accepted(rows)
+        for part in (self._trace, self._history):
+            if part is not None:
+                part.accepted(rows)
 
     def _cache_state(self) -> str:
         """``warm`` when the hot store or the page cache already holds experts.

@@ -18,7 +18,7 @@ import numpy as np
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.stats import Counters, Phase, RunStats, snapshot
 from diskmoe.mtp.source import Draft
-from diskmoe.mtp.verify import verify
+from diskmoe.mtp.verify import Picker, verify
 
 
 class _Cache(Protocol):
@@ -41,16 +41,14 @@ class Target(Protocol):
     @property
     def selections(self) -> int: ...
     @property
+    def programs_made(self) -> int: ...
+    @property
+    def row_misses(self) -> Sequence[int]: ...
+    @property
     def vocab_size(self) -> int: ...
     def forward(
         self, ids: np.ndarray, rows: Any, on_layer: Callable[[int, int], None] | None
     ) -> np.ndarray: ...
-
-
-class Picker(Protocol):
-    """Chooses a token from one row of logits."""
-
-    def pick(self, logits: np.ndarray) -> int: ...
 
 
 class Drafts(Protocol):
@@ -138,14 +136,13 @@ def decode(
         wanted = "all" if guesses else "last"
         ids = [pending, *(guess.token for guess in guesses)]
         began, waited = time.perf_counter(), stats.decode.read_wait_seconds
-        misses = stats.decode.misses
+        made = target.programs_made
         logits = _forward(target, ids, wanted, stats.decode)
-        tokens = verify(picker.pick, logits, guesses, stops)
+        tokens = verify(picker, logits, guesses, stops)
         del logits  # or two forwards' would live at once
-        if drafts is not None:
+        if drafts is not None and target.programs_made == made:
             waited = stats.decode.read_wait_seconds - waited
-            each = (stats.decode.misses - misses) / len(ids)
-            drafts.forwarded(time.perf_counter() - began, waited, [each] * len(ids))
+            drafts.forwarded(time.perf_counter() - began, waited, target.row_misses)
         on_forward()
         on_rows(tokens)
         if guesses:

@@ -5,21 +5,26 @@ temperature last, so its top_p and min_p see sharper or flatter numbers than our
 sees what the one before has left, renormalised. Equal logits are ordered by token id, so top_k
 keeps exactly k tokens.
 
-The rule kept here: one token takes one uniform number, so a seed gives the same text however the
-tokens were computed.
+The rule kept here: chance is a function of the seed, of a token's place in the text and of its id
+(``kernels/race.py``), and no stream that is used up. So a seed gives the same text however many
+tokens were guessed at, rejected or computed side by side; and whoever has other logits for the same
+place, as drafts do, can be asked to choose with the same chance (`Sampler.guess`).
 """
 
 import math
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskmoe.engine.errors import BadModel, BadRequest
+from diskmoe.engine.filters import Filters
+from diskmoe.engine.kernels.race import race, race_all, stream_of, uniform
+from diskmoe.engine.kernels.select import BLOCK, largest_of_blocks
 
-TOP_P_FIRST_LOOK = 256  # tokens looked at first; a nucleus is rarely wider
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -52,121 +57,127 @@ def _check(name: str, value: Any, low: float, high: float, rule: str, whole: boo
 
 
 class Sampler:
-    """Chooses tokens one by one, with a random stream of its own.
+    """Chooses the tokens of one text, one by one.
 
     `valid_vocab` says which ids have a token: a number n for ids below n, or a bool mask (vocab,).
     `seed` is the seed in use, drawn from the operating system when none was given, so that any run
-    can be repeated.
+    can be repeated. `place` counts the tokens chosen; each place has two streams of random numbers,
+    one for `pick` and one for `uniforms`.
     """
 
     def __init__(self, sampling: Sampling, valid_vocab: int | NDArray[np.bool_]):
         self.sampling = sampling
         self.seed = secrets.randbits(63) if sampling.seed is None else int(sampling.seed)
-        self._random = np.random.Generator(np.random.PCG64(self.seed))
-        self._gaps: NDArray[np.bool_] | None = None
+        self.place = 0
         if isinstance(valid_vocab, (int, np.integer)):
-            self._count = int(valid_vocab)
-        else:
-            # Most vocabularies are one block and then padding, which a slice cuts off.
-            valid = np.flatnonzero(valid_vocab)
-            self._count = int(valid[-1]) + 1 if len(valid) else 0
-            if len(valid) < self._count:
-                self._gaps = ~np.asarray(valid_vocab[: self._count], dtype=np.bool_)
-        if self._count < 1:
+            valid_vocab = np.ones(int(valid_vocab), np.bool_)
+        valid = np.flatnonzero(valid_vocab)
+        if not len(valid):
             raise BadModel("the tokenizer leaves no token to sample")
+        # Most vocabularies are one block and then padding, which is cut off.
+        self._count = int(valid[-1]) + 1
+        blocks = -(-self._count // BLOCK)
+        bits = np.zeros(blocks * BLOCK, np.bool_)
+        bits[valid] = True
+        # a word for 64 ids; what else forbids tokens is to be and-ed to it
+        self._allowed = np.packbits(bits, bitorder="little").view("<u8").astype(np.uint64)
+        self._maxima = np.empty(blocks, np.float32)
+        self._filters = Filters(
+            self._allowed,
+            len(valid),
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+        )
 
-    def pick(self, logits: NDArray[np.float32]) -> int:
+    def pick(self, logits: Floats) -> int:
         """The next token id, from logits (vocab,). BadModel when they are not finite."""
-        if self.sampling.temperature == 0:
-            return int(np.argmax(self._usable(logits)))  # the first of equals: the lowest id
-        ids, probs = self.probabilities(logits)
-        return draw(ids, probs, self.uniform())
+        token = self._choice(self._whole(logits), self.place)
+        self.place += 1
+        return token
 
-    def uniform(self) -> float:
-        """The next number of the random stream, in [0, 1)."""
-        return float(self._random.random())
+    def guess(self, logits: Floats, ahead: int = 0) -> int:
+        """What `pick` would take at the place `ahead` of the next one, if these were its logits.
 
-    def probabilities(
-        self, logits: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        logits (n,) for the first n ids, or for all and more. Nothing is changed by it. A draft that
+        is guessed so is right nearly as often as the two distributions allow.
+        """
+        return self._choice(logits, self.place + ahead)
+
+    def uniforms(self) -> tuple[float, float]:
+        """Two numbers in (0, 1) for the next place, which is then taken: for what chooses in
+        another way than `pick`."""
+        stream = self._stream(self.place, 1)
+        self.place += 1
+        return uniform(stream, np.uint64(0)), uniform(stream, np.uint64(1))
+
+    def probabilities(self, logits: Floats) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """The exact distribution that `pick` draws from.
 
         Returns ids int32 (n,), ascending, and their probabilities float64 (n,), which sum to 1 up
         to rounding. Greedy is one id with probability 1.
         """
-        usable = self._usable(logits)
-        settings = self.sampling
-        if settings.temperature == 0:
-            return np.array([np.argmax(usable)], dtype=np.int32), np.ones(1)
-        ids = None
-        if 0 < settings.top_k < len(usable):
-            ids = _largest(usable, settings.top_k)
-            usable = usable[ids]
-        scaled = usable.astype(np.float64)
-        scaled -= scaled.max()
-        with np.errstate(over="ignore"):  # a tiny temperature may reach -inf: probability 0
-            scaled /= settings.temperature
-        probs = np.exp(scaled)
-        probs /= probs.sum()
-        if settings.top_p < 1:
-            keep = _nucleus(probs, settings.top_p)
-            ids = keep if ids is None else ids[keep]
-            probs = probs[keep]
-        if settings.min_p > 0:
-            keep = np.flatnonzero(probs >= settings.min_p * probs.max())
-            ids = keep if ids is None else ids[keep]
-            probs = probs[keep]
-        if ids is None or not probs.all():
-            keep = np.flatnonzero(probs)
-            ids = keep if ids is None else ids[keep]
-            probs = probs[keep]
-        return ids.astype(np.int32), probs / probs.sum()
+        logits = _as_given_to_kernels(self._whole(logits))
+        best, maxima = self._best(logits)
+        if self.sampling.temperature == 0:
+            return np.array([best], dtype=np.int32), np.ones(1)
+        kept = self._filters.kept(logits, best, maxima)
+        ids, weights = kept or self._filters.all(logits, best, maxima)
+        possible = weights > 0
+        ids, weights = ids[possible], weights[possible]
+        return ids, weights / weights.sum()
 
-    def _usable(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The logits that belong to tokens, checked; gaps hold -inf."""
+    def _choice(self, logits: Floats, place: int) -> int:
+        logits = _as_given_to_kernels(logits)
+        best, maxima = self._best(logits)
+        if self.sampling.temperature == 0:
+            return best
+        stream = self._stream(place, 0)
+        kept = self._filters.kept(logits, best, maxima)
+        if kept is None:
+            temperature = float(self.sampling.temperature)
+            return race_all(logits, self._allowed, maxima, best, temperature, stream)
+        return race(*kept, stream)
+
+    def _stream(self, place: int, use: int) -> np.uint64:
+        return np.uint64(stream_of(np.uint64(self.seed), np.uint64(2 * place + use)))
+
+    def _best(self, logits: Floats) -> tuple[int, Floats]:
+        """The likeliest id, and each block's largest logit."""
+        maxima = self._maxima[: -(-len(logits) // BLOCK)]
+        best = largest_of_blocks(logits, self._allowed, maxima)
+        if best < 0:
+            self._refuse(logits)
+        return best, maxima
+
+    def _whole(self, logits: Floats) -> Floats:
         if logits.ndim != 1 or logits.shape[0] < self._count:
             raise ValueError(f"logits have shape {logits.shape}, expected at least {self._count}")
+        return logits
+
+    def _refuse(self, logits: Floats) -> NoReturn:
         usable = logits[: self._count]
-        finite = np.isfinite(usable)
-        if self._gaps is not None:
-            finite |= self._gaps
-        if not finite.all():
-            broken = int(np.argmin(finite))
-            raise BadModel(
-                f"the model computed {usable[broken]} as the logit of token {broken} "
-                f"({int((~finite).sum())} of {len(usable)} are not finite): its weights are "
-                "damaged or its numbers overflow"
-            )
-        if self._gaps is not None:
-            usable = np.where(self._gaps, np.float32(-np.inf), usable)
-        return usable
+        bits = np.unpackbits(self._allowed.astype("<u8").view(np.uint8), bitorder="little")
+        bad = (bits[: len(usable)] != 0) & ~np.isfinite(usable)
+        if not bad.any():
+            raise BadModel("the tokenizer leaves no token to sample")
+        token = int(np.argmax(bad))
+        raise BadModel(
+            f"the model computed {usable[token]} as the logit of token {token} "
+            f"({int(bad.sum())} of {len(usable)} are not finite): its weights are "
+            "damaged or its numbers overflow"
+        )
 
 
-def draw(ids: NDArray[np.int32], probs: NDArray[np.float64], uniform: float) -> int:
-    """The id in whose share of [0, 1) the number falls; shares lie in ascending order of id."""
-    shares = np.cumsum(probs)
-    place = int(np.searchsorted(shares, uniform * shares[-1], side="right"))
-    return int(ids[min(place, len(ids) - 1)])
+def _as_given_to_kernels(logits: Floats) -> Floats:
+    """As the one kind of array that they are compiled for: a copy where it is another."""
+    return np.require(logits, np.float32, ["C", "A", "W"])
 
 
-def _largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
-    """Positions of the `count` largest values, ascending; of equals, those that come first."""
-    border = np.partition(values, len(values) - count)[len(values) - count]
-    above = np.flatnonzero(values > border)
-    equal = np.flatnonzero(values == border)[: count - len(above)]
-    return np.sort(np.concatenate([above, equal]))
-
-
-def _nucleus(probs: NDArray[np.float64], top_p: float) -> NDArray[np.intp]:
-    """Positions, ascending, of the fewest largest values that hold `top_p` of the whole."""
-    look = min(TOP_P_FIRST_LOOK, len(probs))
-    while True:
-        candidates = _largest(probs, look)
-        # A stable sort of ascending positions keeps equals in order of id.
-        order = candidates[np.argsort(-probs[candidates], kind="stable")]
-        held = np.cumsum(probs[order])
-        if held[-1] >= top_p or look == len(probs):
-            break
-        look = min(8 * look, len(probs))
-    count = int(np.searchsorted(held, top_p, side="left")) + 1
-    return np.sort(order[:count])
+def warm_sampler() -> None:
+    """Compiles what a sampler calls."""
+    for top_k, top_p in ((0, 1.0), (1, 1.0), (0, 0.5)):
+        sampler = Sampler(Sampling(1.0, top_k, top_p, seed=0), BLOCK)
+        sampler.pick(np.zeros(BLOCK, np.float32))
+        sampler.uniforms()

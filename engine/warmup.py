@@ -27,6 +27,7 @@ from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.interrupts import interrupts_kept
 from diskmoe.engine.kernels.warm import WarmItem, kernel_items
 from diskmoe.engine.model.union import union_of
+from diskmoe.engine.sampling import warm_sampler
 from diskmoe.experts.budget import shown_bytes
 from diskmoe.experts.compiled import NOTES
 from diskmoe.experts.errors import WriteFailed
@@ -58,7 +59,11 @@ def warm_items(formats: Sequence[str], packing: bool) -> list[WarmItem]:
 
     packing: also what packs weights, for checkpoints that are quantised as they are read.
     """
-    items = [*kernel_items(formats), WarmItem("union of experts", _union)]
+    items = [
+        *kernel_items(formats),
+        WarmItem("union of experts", _union),
+        WarmItem("choice of a token", warm_sampler),
+    ]
     if packing:
         items += [WarmItem(f"packing {fmt}", partial(compile_packers, [fmt])) for fmt in formats]
     return items

@@ -30,6 +30,10 @@ class Policy(Protocol):
         """It is resident now; `hot` False: it goes first, until it is used."""
         ...
 
+    def cool(self, expert: int) -> None:
+        """It goes first, until it is used; nothing happens if it is not resident."""
+        ...
+
     def drop(self, expert: int) -> None:
         """It is not resident any more; nothing happens if it was not."""
         ...
@@ -82,6 +86,11 @@ class Ranked:
         if order is not None:
             insort(order, expert, key=self._standing)
         self._order = order
+
+    def cool(self, expert: int) -> None:
+        if expert in self._resident:
+            self._order = None
+            self._cold.add(expert)
 
     def drop(self, expert: int) -> None:
         if expert in self._resident:

@@ -9,7 +9,7 @@ union at hand is never given up; a slot claims an expert only after ``arrived``.
         layer.arrived(expert, slot)
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,13 +62,20 @@ class LayerSlots:
         self._policy.use(ids)
         return slots
 
-    def plan(self, ids: list[int], ranked: Sequence[int] | None = None) -> Plan:
+    def plan(
+        self,
+        ids: list[int],
+        ranked: Sequence[int] | None = None,
+        doubted: Container[int] = (),
+    ) -> Plan:
         """What to do for the union `ids`, ascending and unique. Residents change at once: experts
         that are given up are gone, those to be loaded come with ``arrived``.
 
         ranked None: every expert counts as used and takes the place of others. For a prompt: the
         same experts, those of its last rows first (see ``most_recent_first``). Then only so many
         of them count as `PROMPT_SHARE` of the slots; the others fill slots that are free.
+        doubted: those that only drafts want. They count too, but take places after the others; see
+        ``cool`` for when the drafts were wrong.
         """
         counting = ids if ranked is None else ranked[: max(1, int(self.n_slots * PROMPT_SHARE))]
         counts = frozenset(counting)
@@ -77,7 +84,7 @@ class LayerSlots:
         union = frozenset(ids)
         loads: list[tuple[int, int]] = []
         passing: list[int] = []
-        for expert in ranked or ids:
+        for expert in ranked or sorted(ids, key=doubted.__contains__):
             if expert in self.slot_of:
                 continue
             slot = self._room(expert, union) if expert in counts else self._unused()
@@ -110,6 +117,11 @@ class LayerSlots:
     def arrived(self, expert: int, slot: int) -> None:
         """All bytes of a planned load are in its slot."""
         self.slot_of[expert] = slot
+
+    def cool(self, experts: Iterable[int]) -> None:
+        """Nobody needed these: they are given up before all others, until they are used."""
+        for expert in experts:
+            self._policy.cool(expert)
 
     def exchange(self, slot: int, other: int) -> None:
         """`other`, which was no slot of this layer, takes the place of `slot`, planned for a load."""

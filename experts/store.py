@@ -18,7 +18,7 @@ prompt, a union larger than its layer) passes through scratch slots that all lay
 import heapq
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -140,24 +140,38 @@ class ExpertStore:
         slot_of = self._layers[layer].slot_of
         self._ahead.want(layer, (expert for expert in experts if expert not in slot_of))
 
+    def missing(self, layer: int, experts: Iterable[int]) -> list[int]:
+        """Those of these experts that are not in memory, in their order."""
+        slot_of = self._layers[layer].slot_of
+        return [expert for expert in experts if expert not in slot_of]
+
+    def cool(self, layer: int, experts: Iterable[int]) -> None:
+        """Of these experts, the resident ones are given up first: see ``LayerSlots.cool``."""
+        self._layers[layer].cool(experts)
+
     def fetch(
-        self, layer: int, expert_ids: Ids, ranked: Sequence[int] | None = None
+        self,
+        layer: int,
+        expert_ids: Ids,
+        ranked: Sequence[int] | None = None,
+        doubted: Container[int] = (),
     ) -> Generator[tuple[Ids, Ids], None, None]:
         """Yield (positions, slots): ``expert_ids[positions]`` are in arena slots `slots`.
 
         expert_ids: i32, ascending and unique. Hits come first, in one batch; misses as they arrive.
-        `ranked`: for a prompt, see ``LayerSlots.plan``. A batch is valid until the next step of the
-        iterator; after it, its scratch slots may be filled with other experts. Raises ReadFailed.
+        `ranked`, for a prompt, and `doubted`, for drafts: see ``LayerSlots.plan``. A batch is valid
+        until the next step of the iterator; after it, its scratch slots may be filled with other
+        experts. Raises ReadFailed.
         """
         ids: list[int] = expert_ids.tolist()
         if any(a >= b for a, b in pairwise(ids)):
             raise ValueError("expert_ids must be ascending and unique")
         if ids and not 0 <= ids[0] <= ids[-1] < self.n_experts:
             raise ValueError(f"expert_ids {ids[0]}..{ids[-1]} of a layer of {self.n_experts}")
-        return self._fetch(layer, ids, ranked)
+        return self._fetch(layer, ids, ranked, doubted)
 
     def _fetch(
-        self, layer: int, ids: list[int], ranked: Sequence[int] | None
+        self, layer: int, ids: list[int], ranked: Sequence[int] | None, doubted: Container[int]
     ) -> Generator[tuple[Ids, Ids], None, None]:
         self._tidy()  # what an abandoned fetch left under way
         self._source.resume()
@@ -165,7 +179,7 @@ class ExpertStore:
         ticket = self._ticket
         state = self._unfinished = self._layers[layer]
         try:
-            plan = state.plan(ids, ranked)
+            plan = state.plan(ids, ranked, doubted)
             guessed, loads = self._guessed(layer, plan.loads)
             batch, passing = plan.hits + guessed, plan.passing[::-1]
             self.counters.hits += len(batch)

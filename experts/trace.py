@@ -4,7 +4,8 @@ A trace is a CSV file that any program can read: comment lines (#), the heading
 ``phase,step,layer,experts``, then one line for each row and layer: phase 0 for a prompt and 1 for
 decoding, the number of the row in its layer, the layer, the experts in the router's order, joined by
 ``-``. The comment ``# forward`` stands before each forward: the lines that follow it, of one layer,
-are one union. ``diskmoe bench replay`` and ``bench decode --routing`` read it (``bench.trace``).
+are one union. Where drafts were verified, ``# accepted N`` follows: the first N of its rows were right,
+and the others' experts were needed for nothing. ``diskmoe bench replay`` and ``bench decode --routing`` read it (``bench.trace``).
 
 The rule of this file: nothing is written while a run generates. Rows are kept in memory, two bytes
 an expert, and the file is written whole by ``close``.
@@ -24,8 +25,10 @@ from diskmoe.experts.whole import write_whole
 
 HEADING = "phase,step,layer,experts"
 FORWARD = "# forward"
+ACCEPTED = "# accepted "  # and the number of rows
 MOST_BYTES = 32 << 20  # of a file; for 48 layers with 8 experts each that is 20,000 rows
 PROMPT, DECODE = 0, 1
+_ACCEPTED = 2  # in the place of a phase
 
 
 class TraceRecorder:
@@ -43,7 +46,9 @@ class TraceRecorder:
             raise BadOutput(f"TRACE={path} {fault}; name a file that can be written")
         self._path = path
         self._say = say
-        self._words = array("H")  # per layer and forward: phase, layer, rows, top_k, then experts
+        # per layer and forward: phase, layer, rows, top_k, then experts; before a forward whose
+        # drafts were verified: _ACCEPTED, rows, 0, 0
+        self._words = array("H")
         self._forward = 0  # where the words of the latest forward begin
         self._n_layers = self._most_layers = 0  # of the latest forward, and of those before
         self._nbytes = 0  # of the file, at most
@@ -61,18 +66,27 @@ class TraceRecorder:
             self._begin_forward()
         self._layer = layer
         n, top_k = ids.shape
-        self._nbytes += len(FORWARD) + 1 + n * (len("0,1234567,12345,") + 6 * top_k)
-        if self._nbytes > MOST_BYTES:
-            self._open = False
-            del self._words[self._forward :]  # forwards are recorded whole or not at all
-            self._say(
-                f"note      the trace is full at {MOST_BYTES} bytes: nothing more is recorded"
-            )
+        if not self._has_room(len(FORWARD) + 1 + n * (len("0,1234567,12345,") + 6 * top_k)):
             return
         head = np.array((phase, layer, n, top_k), np.uint16)
         # at once, whenever Ctrl-C falls
         self._words.frombytes(head.tobytes() + ids.astype(np.uint16).tobytes())
         self._n_layers += 1
+
+    def accepted(self, rows: int) -> None:
+        """Of the latest forward, which had drafts, the first `rows` were right."""
+        if self._open and self._n_layers and self._has_room(len(ACCEPTED) + len("12345\n")):
+            self._words[self._forward : self._forward] = array("H", (_ACCEPTED, rows, 0, 0))
+
+    def _has_room(self, nbytes: int) -> bool:
+        """For so many more bytes of the file; when not, recording ends."""
+        self._nbytes += nbytes
+        if self._nbytes <= MOST_BYTES:
+            return True
+        self._open = False
+        del self._words[self._forward :]  # forwards are recorded whole or not at all
+        self._say(f"note      the trace is full at {MOST_BYTES} bytes: nothing more is recorded")
+        return False
 
     def _begin_forward(self) -> None:
         """What is recorded by now is whole forwards: one that Ctrl-C ended is forgotten."""
@@ -114,12 +128,16 @@ def _fault(path: Path) -> str:
 def _lines(words: "array[int]") -> Iterator[bytes]:
     yield f"{HEADING}\n".encode()
     steps: dict[int, int] = {}  # by layer: rows so far
-    before, at = sys.maxsize, 0
+    before, at, accepted = sys.maxsize, 0, ""
     while at < len(words):
         phase, layer, n, top_k = words[at : at + 4]
         at += 4
+        if phase == _ACCEPTED:
+            before, accepted = sys.maxsize, f"{ACCEPTED}{layer}\n"
+            continue
         if layer <= before:
-            yield f"{FORWARD}\n".encode()
+            yield f"{FORWARD}\n{accepted}".encode()
+            accepted = ""
         before = layer
         first = steps.get(layer, 0)
         steps[layer] = first + n

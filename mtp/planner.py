@@ -19,6 +19,9 @@ PLAIN_EVERY = 64  # forwards in a row with drafts, at most
 DEEPER_EVERY = 16  # choices; twice as many each time that drafts do not pay at all, up to
 MOST_WAIT = 256
 _FIRST_PLAIN = 4  # forwards with drafts until one without is known
+# numbers of drafts that are chosen from: what a forward of so many rows costs is then soon known,
+# and engines prepare some work for each number of rows
+STEPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)
 _SHOWN = 8  # places and rows in the report
 
 
@@ -63,14 +66,15 @@ class Planner:
         return expected / (self._seconds[min(len(chances), len(self._seconds) - 1)] + spent)
 
     def best(self, chances: Sequence[float], spent: float = 0.0) -> tuple[int, float]:
-        """(k, its rate) of the best k first drafts of these chances."""
+        """(k, its rate) of the best k first drafts of these chances, k one of `STEPS` or, of fixed
+        numbers, any."""
         expected = reach = 1.0
         best, most = 0, 1.0 / (self._seconds[0] + spent)
         for k, chance in enumerate(chances[: len(self._seconds) - 1], 1):
             reach *= chance
             expected += reach
             rate = expected / (self._seconds[k] + spent)
-            if rate > most:
+            if rate > most and (k in STEPS or self.fixed is not None):
                 best, most = k, rate
         return best, most
 
@@ -81,7 +85,7 @@ class Planner:
             if self.probing:
                 self._wait = DEEPER_EVERY if k else min(2 * self._wait, MOST_WAIT)
                 self._until_deeper = self._wait
-                k = min(k + 1, len(chances))
+                k = min((step for step in STEPS if k < step <= len(chances)), default=k)
             self.declined += not k and bool(chances or idle)
         self.picked(k)
         return k

@@ -218,6 +218,60 @@ def route(
     return ids, weights * scale
 
 
+def mask_of(allowed: npt.NDArray[np.uint64], n: int) -> npt.NDArray[np.bool_]:
+    """Words of 64 bits -> a bool for each of n ids."""
+    return np.array([bool(int(allowed[i // 64]) >> (i % 64) & 1) for i in range(n)])
+
+
+def largest_of_blocks(
+    logits: Floats, allowed: npt.NDArray[np.uint64], blocks: int
+) -> tuple[int, Floats]:
+    """The lowest id of the largest logit that may be taken, or -1, or -2; each block's largest."""
+    mask = mask_of(allowed, len(logits))
+    taken = np.where(mask, logits, np.float32(-np.inf))
+    maxima = np.array([taken[64 * b : 64 * b + 64].max() for b in range(blocks)], np.float32)
+    if not np.isfinite(logits[mask]).all():
+        return -2, maxima
+    return (int(taken.argmax()) if mask.any() else -1), maxima
+
+
+def weights(logits: Floats, largest: float, temperature: float) -> Doubles:
+    """e**((logit - largest) / temperature)."""
+    with np.errstate(over="ignore"):
+        return np.exp((logits.astype(np.float64) - largest) / temperature)
+
+
+def heaviest(logits: Floats, ids: Sequence[int], weights: Doubles, target: float) -> list[int]:
+    """The fewest ids with the largest logits, of equals the lowest, that weigh `target` together."""
+    order = sorted(range(len(ids)), key=lambda k: (-logits[ids[k]], ids[k]))
+    held = np.cumsum(weights[order])
+    count = int(np.searchsorted(held, target, side="left")) + 1
+    return sorted(int(ids[k]) for k in order[:count])
+
+
+def _mixed(word: int) -> int:
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+    return word ^ (word >> 31)
+
+
+def stream_of(seed: int, place: int) -> int:
+    step = 0x9E3779B97F4A7C15
+    return _mixed(_mixed((seed + step) % 2**64) ^ (place * step % 2**64))
+
+
+def uniform(stream: int, number: int) -> float:
+    """SplitMix64's number `number` from a state, its upper 52 bits as an odd multiple of 2**-53."""
+    return ((_mixed((stream + (number + 1) * 0x9E3779B97F4A7C15) % 2**64) >> 12) + 0.5) / 2**52
+
+
+def race(ids: Sequence[int], weights: Doubles, stream: int) -> int:
+    """The id with the least -log(1 - u) / weight."""
+    noise = np.array([-np.log1p(-uniform(stream, int(i))) for i in ids])
+    with np.errstate(divide="ignore"):
+        return int(ids[int((noise / weights).argmin())])
+
+
 def lookup(text: Sequence[int], chain: Sequence[int], count: int) -> list[tuple[int, int]]:
     """(token, grade) of at most ``count`` drafts behind text + chain, by looking at every place."""
     context, found = [*text, *chain], []

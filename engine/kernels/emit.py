@@ -11,7 +11,7 @@ from llvmlite import ir
 from llvmlite.binding import llvm_version_info
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F16, F32 = ir.HalfType(), ir.FloatType()
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 
 
 def vector(element: Any, lanes: int) -> Any:

@@ -17,7 +17,7 @@ from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from diskmoe.engine.kernels import emit
-from diskmoe.engine.kernels.emit import F16, F32, I16, I32, I64, constant, shuffle
+from diskmoe.engine.kernels.emit import F16, F32, F64, I16, I32, I64, constant, shuffle
 from diskmoe.engine.kernels.paths import cpu_features
 
 LANES = 16
@@ -328,6 +328,26 @@ def bits_float(typing_context, value):
         return builder.bitcast(args[0], F32)
 
     return types.float32(types.int32), generate
+
+
+@compiled
+def double_bits(typing_context, value):
+    """The 64 bits of a float64, as int64."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], I64)
+
+    return types.int64(types.float64), generate
+
+
+@compiled
+def bits_double(typing_context, value):
+    """The float64 that has these 64 bits."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], F64)
+
+    return types.float64(types.int64), generate
 
 
 @compiled

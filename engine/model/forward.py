@@ -78,6 +78,7 @@ class Transformer:
         self._hidden: Floats = np.zeros((0, config.hidden), np.float32)
         self._programs: dict[int, dict[tuple[int, ...], _Layer]] = {}  # by number of rows
         self._moves = 0  # of the scratch, when they were made
+        self.programs_made = 0  # so far: a forward that makes some takes longer than the next will
 
     @property
     def vocab_size(self) -> int:
@@ -93,6 +94,16 @@ class Transformer:
     def selections(self) -> int:
         """(row, expert) pairs computed so far: rows x layers with experts x top-k."""
         return self._feed_forward.selections
+
+    @property
+    def row_misses(self) -> list[int]:
+        """Of the latest forward that was no prompt's: how many experts were missing, by the first
+        row that wants them, over all layers. (What guesses read ahead is among them.)"""
+        return self._feed_forward.row_misses
+
+    def accepted(self, rows: int) -> None:
+        """Tell the hot store that of the latest forward's rows only the first `rows` were right."""
+        self._feed_forward.accepted(rows)
 
     @property
     def hidden(self) -> Floats:
@@ -119,6 +130,8 @@ class Transformer:
             self._hidden = self._hidden[:0]
             return np.zeros((0, self.config.vocab), np.float32)
         self.kv.check_room(n)
+        if rows != "none":
+            self._feed_forward.begin_rows(n)
         x = self._scratch.take("forward.x", n, self.config.hidden)
         self._embedding.take(tokens, x)
         for index, layer in enumerate(self._layers):
@@ -172,6 +185,7 @@ class Transformer:
             if self._moves == self._scratch.moves:
                 break
             self._forget()
+        self.programs_made += 1
         first.keep(layer, kv)  # what the key names stays alive, so no other thing gets its id
         made = _Layer(first.program(), finish)
         if n not in self._programs and len(self._programs) >= _KEPT_CHUNKS:

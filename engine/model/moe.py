@@ -84,6 +84,9 @@ class FeedForward:
         self.record: Record | None = None
         self._ahead = ahead
         self._prefetch = prefetch
+        # of the latest decode forward: experts that were missing, by the first row that wants them
+        self.row_misses: list[int] = []
+        self._drafted: list[tuple[int, int, int]] = []  # row, layer, expert: missing, behind row 0
 
     def forget(self, n: int | None = None) -> None:
         """What was made for n rows, or all of it, is not used any more."""
@@ -91,6 +94,18 @@ class FeedForward:
             self._routed.clear()
         else:
             self._routed.pop(n, None)
+
+    def begin_rows(self, n: int) -> None:
+        """A decode forward of n rows begins. All but the first are of drafts, so are in doubt."""
+        self.row_misses, self._drafted = [0] * n, []
+
+    def accepted(self, rows: int) -> None:
+        """Of the latest decode forward only the first `rows` were of use: what was read for the
+        others alone is the first that the hot store gives up."""
+        drafted, self._drafted = self._drafted, []
+        for row, layer, expert in drafted:
+            if row >= rows:
+                self._store.cool(layer, [expert])
 
     def add(self, builder: RowBuilder, x: Rows, weights: LayerWeights, y: Rows) -> None:
         """Phases for x (n, hidden), normed: all of a dense layer, y += its result; else routing."""
@@ -141,11 +156,24 @@ class FeedForward:
             batch.rows[:], batch.selections[:] = union.rows, union.order
             batch.run(slots, union.begins, self._arena, total, self._workers)
             return
+        doubted = () if prompt else self._note_missing(layer, union)
         # closing: an error or Ctrl-C in a kernel ends the fetch before anybody asks for more
-        with closing(store.fetch(layer, union.experts, ranked)) as batches:
+        with closing(store.fetch(layer, union.experts, ranked, doubted)) as batches:
             for positions, slots in batches:
                 row_begin, total = union.gather(positions, batch.rows, batch.selections)
                 batch.run(slots, row_begin, self._arena, total, self._workers)
+
+    def _note_missing(self, layer: int, union: Union) -> frozenset[int]:
+        """Counts what is missing by row; the experts that only rows behind the first want."""
+        if not self.row_misses:  # nobody said that these are rows of a decode forward
+            return frozenset()
+        first = dict(zip(union.experts.tolist(), union.first_rows.tolist(), strict=True))
+        for expert in self._store.missing(layer, first):
+            row = first[expert]
+            self.row_misses[row] += 1
+            if row:
+                self._drafted.append((row, layer, expert))
+        return frozenset(expert for expert, row in first.items() if row)
 
     def _look_ahead(self, ahead: LookAhead, layer: int, ids: Ints) -> None:
         ahead.judge(layer, ids)

@@ -34,6 +34,11 @@ class Union:
         """(m + 1,) where each expert's selections begin in `order`."""
         return self._begins[: self._found + 1]
 
+    @property
+    def first_rows(self) -> Ints:
+        """(m,) the first row that selected each expert."""
+        return self.rows[self._begins[: self._found]]
+
     def fill(self, ids: Ints) -> None:
         """ids i32 (rows, top_k), each a known expert and unique within its row."""
         self._found = _count(ids, self._place, self._experts, self._begins, self.order, self.rows)

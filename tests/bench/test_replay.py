@@ -155,6 +155,20 @@ def test_a_replay_of_a_run_has_the_counts_of_the_run(
     assert found[PROMPT].misses + found[DECODE].misses == counted[DECODE][1]
 
 
+def test_rows_that_were_wrong_are_no_rows_of_the_text(tmp_path: Path) -> None:
+    forwards = [Forward(DECODE, [(0, 1), (1, 2), (3, 4)], accepted=2), Forward(DECODE, [(5, 6)])]
+    found = regrouped(Recording(Path("t.csv"), 2, {0: forwards}, by_forward=True), 3).layers[0]
+    assert [forward.rows for forward in found] == [[(0, 1), (1, 2), (5, 6)]]
+
+
+def test_what_was_read_for_wrong_rows_goes_first() -> None:
+    wrong = Forward(DECODE, [(2, 3), (8, 9)], accepted=1)
+    rest = [Forward(DECODE, [row]) for row in ((4, 5), (0, 1), (2, 3))]
+    forwards = [Forward(DECODE, [(0, 1)]), wrong, *rest]
+    found = replay(Recording(Path("t.csv"), 2, {0: forwards}, by_forward=True), 6, POLICIES["lru"])
+    assert found[DECODE] == Hits(4, 8)
+
+
 def written(path: Path, rows: list[str]) -> Path:
     path.write_text("\n".join([HEADING, *rows, ""]))
     return path

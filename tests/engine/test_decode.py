@@ -8,6 +8,7 @@ import pytest
 
 from diskmoe.engine.decode import decode
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.planner import Planner
@@ -43,6 +44,8 @@ class CountingUp:
     kv: Cache = field(default_factory=Cache)
     counters: Counters = field(default_factory=Counters)
     selections: int = 0
+    programs_made: int = 0
+    row_misses: Sequence[int] = ()
     fed: list[list[int]] = field(default_factory=list)
 
     def forward(
@@ -50,6 +53,7 @@ class CountingUp:
     ) -> np.ndarray:
         self.fed.append([int(i) for i in ids])
         self.kv.length += len(ids)
+        self.row_misses = [0] * len(ids)
         self.selections += 2 * len(ids)
         self.counters.misses += 1
         self.counters.miss_bytes += 100
@@ -59,15 +63,14 @@ class CountingUp:
         return logits
 
 
-class Greedy:
-    def pick(self, logits: np.ndarray) -> int:
-        return int(logits.argmax())
+def greedy() -> Sampler:
+    return Sampler(Sampling(), CountingUp.vocab_size)
 
 
 def run(target: CountingUp, prompt: list[int], **more) -> tuple[list[int], RunStats]:
     stats = RunStats()
     options = {"limit": 5, **more}
-    return list(decode(target, prompt, Greedy(), stats=stats, **options)), stats
+    return list(decode(target, prompt, greedy(), stats=stats, **options)), stats
 
 
 def test_every_row_is_fed_once_and_the_last_token_never() -> None:
@@ -104,7 +107,7 @@ def test_limit_and_context_end_the_run_with_their_names() -> None:
 
 def test_a_caller_that_leaves_early_is_a_stopped_run() -> None:
     stats = RunStats()
-    tokens = decode(CountingUp(), [1], Greedy(), limit=9, stats=stats)
+    tokens = decode(CountingUp(), [1], greedy(), limit=9, stats=stats)
     next(tokens)
     tokens.close()
     assert stats.stop_reason == "stopped" and stats.tokens == 1
@@ -216,7 +219,7 @@ def test_a_caller_that_leaves_within_a_forward_leaves_accounts_that_add_up() -> 
         RunStats(),
         Composer([], [Guesses(5, last=1)], 50, most=24, planner=Planner(fixed=24)),
     )
-    tokens = decode(CountingUp(), [1], Greedy(), limit=9, stats=stats, drafts=composer)
+    tokens = decode(CountingUp(), [1], greedy(), limit=9, stats=stats, drafts=composer)
     assert [next(tokens), next(tokens)] == [2, 3]
     tokens.close()
     account = composer.accounts["guesses"]

@@ -1,6 +1,6 @@
 """Drafts on real forwards: whatever a grammar says, the ids are those of plain decoding."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -8,18 +8,23 @@ import numpy as np
 import pytest
 from tiny_model import random_tensors, running, tiny_config, write_checkpoint
 
+from diskmoe.bench.replay import replay
+from diskmoe.bench.trace import read_recording
 from diskmoe.engine.api import Model, Options
 from diskmoe.engine.decode import decode
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
+from diskmoe.experts.policy import POLICIES
 from diskmoe.experts.trace import DECODE
 from diskmoe.experts.usage import UsageHistory
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.grammar_source import GrammarSource
+from diskmoe.mtp.planner import Planner
+from diskmoe.mtp.source import Draft
 
 VOCAB = 96
 
@@ -35,6 +40,21 @@ class Letters:
 
     def encode(self, text: str) -> list[int]:
         return [byte - 32 for byte in text.encode() if 32 <= byte < 32 + VOCAB - 1]
+
+
+class NowAndThenRight:
+    """Drafts of a text that is known, every fifth token of them another."""
+
+    name, gave_up, prior, cheap = "now and then", "", (0.7,), True
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self._text = [(token + (at % 5 == 2)) % VOCAB for at, token in enumerate(text)]
+
+    def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
+        yield from map(Draft, self._text[len(chain) :])
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        del self._text[: len(tokens)]
 
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "glm4_moe", "gpt_oss"])
@@ -171,6 +191,71 @@ def test_usage_is_learned_of_the_rows_that_plain_decoding_has(
         (tmp_path / ("f" * 32 + ".json")).unlink()
     for layer in model.config.moe_layers:
         assert np.array_equal(counts[0][layer], counts[1][layer])
+
+
+def test_misses_are_counted_by_the_first_row_that_wants_the_expert(model: Transformer) -> None:
+    chosen: dict[int, list[list[int]]] = {}
+    model.record_with(lambda layer, ids, phase: chosen.__setitem__(layer, ids.tolist()))
+    random = Random(2)
+    model.kv.trim(0)
+    seen = 0
+    for n in (1, 3, 4, 1, 2, 5, 3):
+        layers = model.config.moe_layers
+        before = {layer: set(model._store.resident(layer).tolist()) for layer in layers}
+        misses = model.counters.misses
+        model.forward(random.choices(range(VOCAB), k=n), rows="all")
+        expected = [0] * n
+        for layer, rows in chosen.items():
+            there = before[layer]
+            for place, row in enumerate(rows):
+                expected[place] += len(set(row) - there)
+                there = there | set(row)
+        assert model.row_misses == expected
+        assert sum(expected) == model.counters.misses - misses
+        seen += sum(expected[1:])
+    model.record_with(None)
+    assert seen > 0
+    counted = model.row_misses
+    model.forward([1, 2, 3], rows="none")
+    assert model.row_misses is counted  # a prompt's are nobody's
+
+
+def test_rows_that_miss_nothing_count_zero(tmp_path: Path) -> None:
+    config = tiny_config("qwen3_moe")
+    write_checkpoint(tmp_path, config, random_tensors(config, seed=5))
+    with running(tmp_path) as model:
+        assert model.row_misses == []
+        for _ in range(2):
+            model.forward([5, 6, 7], rows="all")
+            model.kv.trim(0)
+        assert model.row_misses == [0, 0, 0]
+
+
+@pytest.mark.parametrize("policy", ["lru", "duel"])
+@pytest.mark.parametrize("cap", [1, 5, 8, 12])
+def test_with_drafts_a_replay_of_the_trace_has_the_counts_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: int, policy: str
+) -> None:
+    config = tiny_config("qwen3_moe", eos_token_id=None, num_experts=16)
+    write_checkpoint(tmp_path, config, random_tensors(config, seed=5))
+    sampling = Sampling(temperature=1.0, seed=3)
+    prompt, trace = [9, 3, 60], tmp_path / "t.csv"
+    with Model.load(tmp_path, Options(ctx=128)) as loaded:
+        plain = loaded.generate(prompt, limit=60, sampling=sampling)
+        list(plain)
+    source = NowAndThenRight(plain.token_ids)
+    composer = Composer([], [source], VOCAB, most=3, planner=Planner(fixed=3), guard=False)
+    monkeypatch.setattr("diskmoe.engine.api.composer_of", lambda *given: composer)
+    options = Options(ctx=128, cap=cap, policy=policy, trace=trace)
+    with Model.load(tmp_path, options) as loaded:
+        drafted = parse("root ::= .")  # any: it is the source that drafts
+        run = loaded.generate(prompt, limit=60, sampling=sampling, grammar=drafted)
+        list(run)
+    assert run.token_ids == plain.token_ids
+    account = composer.accounts["now and then"]
+    assert 10 < account.accepted < account.judged - 10
+    found = replay(read_recording(trace), cap, POLICIES[policy])[DECODE]
+    assert (found.hits, found.misses) == (run.stats.decode.hits, run.stats.decode.misses)
 
 
 def test_a_grammar_for_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from diskmoe.engine.errors import BadModel, BadRequest
-from diskmoe.engine.sampling import Sampler, Sampling, draw
+from diskmoe.engine.sampling import Sampler, Sampling
 
 
 def logits_of(*values: float) -> np.ndarray:
@@ -77,7 +77,10 @@ def test_gaps_inside_the_vocabulary_are_never_taken(top_k):
         {"min_p": 0.1},
         {"min_p": 1.0},
         {"temperature": 1.7, "top_k": 40, "top_p": 0.8, "min_p": 0.02},
-        {"temperature": 3.0, "top_p": 0.95},  # wider than the first look
+        {"temperature": 3.0, "top_p": 0.95},
+        {"temperature": 50.0, "top_p": 0.95},  # nearly flat
+        {"top_k": 500, "top_p": 0.6},
+        {"top_p": 0.9, "min_p": 0.05},
     ],
 )
 def test_the_distribution_is_that_of_plain_sorting(filters):
@@ -113,18 +116,71 @@ def test_extreme_temperatures_are_finite(temperature):
     assert (ids.tolist() == [1]) == (temperature < 1)
 
 
-def test_a_seed_gives_the_same_tokens_and_one_token_takes_one_number():
+def test_a_seed_gives_the_same_tokens_and_another_seed_others():
     logits = np.random.default_rng(0).normal(0, 1, 50).astype(np.float32)
-    one, two = (Sampler(Sampling(1.0, seed=7), 50) for _ in range(2))
 
-    first = [one.pick(logits) for _ in range(20)]
-    second = []
-    for _ in range(20):
-        ids, probs = two.probabilities(logits)
-        second.append(draw(ids, probs, two.uniform()))
+    def tokens(seed: int) -> list[int]:
+        sampler = Sampler(Sampling(1.0, seed=seed), 50)
+        return [sampler.pick(logits) for _ in range(40)]
 
-    assert first == second
-    assert len(set(first)) > 5
+    assert tokens(7) == tokens(7) != tokens(8)
+    assert len(set(tokens(7))) > 5
+
+
+FILTERS = [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.9}]
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_a_guess_is_what_the_pick_at_its_place_will_be_and_changes_nothing(filters):
+    rows = np.random.default_rng(1).normal(0, 2, (12, 200)).astype(np.float32)
+    sampler = Sampler(Sampling(0.9, seed=4, **filters), 200)
+    guesses = [sampler.guess(row, ahead) for ahead, row in enumerate(rows)]
+
+    assert [sampler.pick(row) for row in rows] == guesses
+    again = Sampler(Sampling(0.9, seed=4, **filters), 200)
+    assert [again.pick(row) for row in rows] == guesses
+
+
+def test_a_guess_takes_logits_of_another_length_and_only_ids_that_have_a_token():
+    valid = np.array([True, False, True, False, True])
+    sampler = Sampler(Sampling(1.0, seed=1), valid)
+
+    for length in (1, 3, 5, 8, 100):
+        logits = np.full(length, 9, np.float32)
+        assert {sampler.guess(logits, ahead) for ahead in range(60)} == {
+            i for i in (0, 2, 4) if i < length
+        }
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_guesses_on_disturbed_logits_are_right_nearly_as_often_as_can_be(filters):
+    """No rule can be right more often than 1 - sum |p - q| / 2; greedy guesses are far below."""
+    rng = np.random.default_rng(2)
+    sampler = Sampler(Sampling(1.0, seed=3, **filters), 1000)
+    right, most, greedy = 0, 0.0, 0
+    for _ in range(400):
+        logits = (2 * rng.gumbel(size=1000)).astype(np.float32)
+        disturbed = logits + (0.5 * rng.normal(size=1000)).astype(np.float32)
+        p, q = (np.zeros(1000), np.zeros(1000))
+        for into, row in ((p, logits), (q, disturbed)):
+            ids, probs = sampler.probabilities(row)
+            into[ids] = probs
+        most += float(np.minimum(p, q).sum())
+        guess, likeliest = sampler.guess(disturbed), int(disturbed.argmax())
+        token = sampler.pick(logits)
+        right += token == guess
+        greedy += token == likeliest
+    assert greedy < right
+    assert 0.92 * most < right < 1.05 * most
+
+
+def test_logits_of_another_kind_are_chosen_from_as_well():
+    logits = np.array([[0.0, 3.0], [1.0, 2.0]], np.float32)
+    logits.flags.writeable = False
+    sampler = Sampler(Sampling(), 2)
+
+    assert sampler.pick(logits[:, 0]) == 1
+    assert sampler.pick(logits[0].astype(np.float64)) == 1  # pyright: ignore[reportArgumentType]
 
 
 def test_a_seed_that_was_not_given_is_told_and_repeats_the_run():
@@ -138,20 +194,19 @@ def test_a_seed_that_was_not_given_is_told_and_repeats_the_run():
     assert Sampler(Sampling(1.0), 1000).seed != sampler.seed
 
 
-def test_tokens_come_as_often_as_their_probabilities_say():
-    sampler = Sampler(Sampling(1.0, seed=0), 3)
-    logits = logits_of(*np.log([0.5, 0.3, 0.2]))
+@pytest.mark.parametrize("filters", FILTERS)
+def test_tokens_come_as_often_as_their_probabilities_say(filters):
+    """Chi-square of 20,000 tokens; 4 spreads are a chance of 1 in 10,000, and the seed is fixed."""
+    sampler = Sampler(Sampling(1.3, seed=0, **filters), 30)
+    logits = np.random.default_rng(6).normal(0, 1, 30).astype(np.float32)
+    ids, probs = sampler.probabilities(logits)
+    n = 20_000
 
-    counts = np.bincount([sampler.pick(logits) for _ in range(4000)], minlength=3)
+    counts = np.bincount([sampler.pick(logits) for _ in range(n)], minlength=30)
 
-    assert counts / 4000 == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
-
-
-@pytest.mark.parametrize(("uniform", "token"), [(0.0, 4), (0.49, 4), (0.5, 9), (1 - 2**-53, 9)])
-def test_a_number_falls_into_the_share_of_one_id(uniform, token):
-    ids = np.array([4, 7, 9], dtype=np.int32)
-
-    assert draw(ids, np.array([0.5, 0.0, 0.5]), uniform) == token
+    assert counts[ids].sum() == n
+    statistic = ((counts[ids] - n * probs) ** 2 / (n * probs)).sum()
+    assert abs(statistic - (len(ids) - 1)) < 4 * (2 * (len(ids) - 1)) ** 0.5
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -135,10 +135,10 @@ bits = {"expert_bits": int(expert_bits) or None, "dense_bits": int(dense_bits) o
 prepared = prepare(path, Options(ctx=64, cap=3, prefill_chunk=8, threads=2, **bits))
 prepared.plan()
 with event.install_recorder("numba:compile") as recorder, Model.finish(prepared) as model:
-    for temperature in (0, 1):
-        run = model.generate(
-            list(range(3, 22)), sampling=Sampling(temperature=temperature, seed=1), limit=6
-        )
+    for sampling in (
+        Sampling(0), Sampling(1, seed=1), Sampling(1, top_k=9, min_p=0.1), Sampling(0.5, top_p=0.9)
+    ):
+        run = model.generate(list(range(3, 22)), sampling=sampling, limit=6)
         list(run)
         assert len(run.token_ids) == 6
 compiled = [record.data["dispatcher"].__name__ for _, record in recorder.buffer]

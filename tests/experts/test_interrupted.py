@@ -24,8 +24,10 @@ def some_fetches(store: ExpertStore, seed: int) -> None:
         layer, other = LAYERS[step % 2], LAYERS[(step + 1) % 2]
         store.look_ahead(other, rng.sample(range(EXPERTS), 3))
         wanted = ids(*sorted(rng.sample(range(EXPERTS), rng.randint(1, 6))))
+        drafted = {int(e) for e in wanted[::2]}
         if store.resident_slots(layer, wanted) is None:
-            consume(store, layer, wanted)
+            consume(store, layer, wanted, drafted)
+        store.cool(layer, drafted)
 
 
 class Interrupt:

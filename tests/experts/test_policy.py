@@ -29,6 +29,9 @@ class Twin:
         self.resident_at.append(list(self.resident))
         self.cold -= set(experts)
 
+    def cool(self, expert: int) -> None:
+        self.cold |= {expert} & set(self.resident)
+
     def standing(self, expert: int) -> tuple[float, ...]:
         return (-1.0,) if expert in self.cold else self.rank(self, expert)
 
@@ -92,6 +95,7 @@ _STEPS = st.lists(
         st.tuples(st.just("use"), _SOME),
         st.tuples(st.just("victim"), _SOME),
         st.tuples(st.just("admit"), st.tuples(st.sampled_from(EXPERTS), st.booleans())),
+        st.tuples(st.just("cool"), st.sampled_from(EXPERTS)),
         st.tuples(st.just("drop"), st.sampled_from(EXPERTS)),
     ),
     max_size=60,
@@ -113,6 +117,9 @@ def test_the_victim_is_the_one_that_the_definition_names(case: str, steps: list)
             policy.admit(*what)
             twin.resident.append(what[0])
             twin.cold |= set() if what[1] else {what[0]}
+        elif step == "cool":
+            policy.cool(what)
+            twin.cool(what)
         elif step == "drop":
             policy.drop(what)
             twin.resident = [e for e in twin.resident if e != what]

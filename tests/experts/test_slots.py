@@ -45,6 +45,27 @@ def test_what_fills_a_free_slot_for_a_prompt_is_the_first_to_go() -> None:
     assert set(layer.slot_of) == {3, 4, 8, 9}
 
 
+def test_what_only_drafts_want_takes_places_after_the_others() -> None:
+    layer = filled(3, 0, 1, 2)
+    plan = layer.plan([2, 4, 5, 6], doubted={2, 4, 5})
+    assert [expert for expert, _ in plan.loads] == [4, 6]
+    assert (plan.hits, plan.passing) == ([(2, 2)], [5])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_was_read_for_nothing_is_given_up_next_unless_it_is_used(name: str) -> None:
+    layer = LayerSlots(range(4), POLICIES[name](4))
+    for union in ([1, 2, 3], [1, 2, 9]):
+        arrive(layer, layer.plan(union, doubted={9}).loads)
+    layer.cool([9, 7])  # 7 is not resident
+    arrive(layer, layer.plan([4]).loads)
+    assert set(layer.slot_of) == {1, 2, 3, 4}
+    layer.cool([4])
+    layer.plan([4])
+    arrive(layer, layer.plan([5]).loads)
+    assert 4 in layer.slot_of
+
+
 def test_pinned_experts_are_never_given_up() -> None:
     layer = LayerSlots(range(3), Lru())
     slot = layer.pin()
@@ -91,13 +112,15 @@ def test_slots_are_never_lost_nor_given_twice(data: st.DataObject, n_slots: int)
     for _ in range(data.draw(st.integers(0, 12))):
         ids = sorted(data.draw(st.sets(st.integers(0, 9), max_size=8)))
         ranked = data.draw(st.permutations(ids)) if data.draw(st.booleans()) else None
-        plan = layer.plan(ids, ranked)
+        doubted = data.draw(st.sets(st.sampled_from(ids))) if ids and ranked is None else set()
+        plan = layer.plan(ids, ranked, doubted)
         parts = [e for e, _ in plan.hits] + [e for e, _ in plan.loads] + plan.passing
         assert sorted(parts) == ids
         arrived = data.draw(st.integers(0, len(plan.loads)))
         arrive(layer, plan.loads[:arrived])
         if arrived < len(plan.loads):
             layer.abandon(10)
+        layer.cool(doubted)
         slots = list(layer.slot_of.values())
         assert len(set(slots)) == len(slots) <= n_slots
         assert not any(expert not in layer.slot_of for expert in layer._policy._resident)  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -73,10 +73,12 @@ def ids(*experts: int) -> np.ndarray:
     return np.array(experts, np.int32)
 
 
-def consume(store: ExpertStore, layer: int, experts: np.ndarray) -> list[list[int]]:
+def consume(
+    store: ExpertStore, layer: int, experts: np.ndarray, doubted: Container[int] = ()
+) -> list[list[int]]:
     """Fetch all, checking every byte on the way; the experts of each batch."""
     batches = []
-    for positions, slots in store.fetch(layer, experts):
+    for positions, slots in store.fetch(layer, experts, None, doubted):
         assert positions.dtype == slots.dtype == np.int32
         for position, slot in zip(positions, slots, strict=True):
             assert (store.arena.slot(slot) == layer * 16 + experts[position]).all()

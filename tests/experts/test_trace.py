@@ -47,6 +47,33 @@ def test_forwards_come_back_as_they_were_recorded(
     } == expected
 
 
+def test_how_many_rows_were_right_is_a_comment_of_the_forward(tmp_path: Path) -> None:
+    recorder = TraceRecorder(tmp_path / "t.csv", silent)
+    for n, right in ((1, None), (3, 2), (2, 2), (1, None)):
+        for layer in (1, 4):
+            recorder.record(layer, rows(*([layer, 7] for _ in range(n))), DECODE)
+        if right is not None:
+            recorder.accepted(right)
+    recorder.close()
+    comments = [line for line in (tmp_path / "t.csv").read_text().splitlines() if line[0] == "#"]
+    forward = "# forward"
+    assert comments == [forward, forward, "# accepted 2", forward, "# accepted 2", forward]
+    for forwards in read_recording(tmp_path / "t.csv").layers.values():
+        assert [(len(f.rows), f.accepted) for f in forwards] == [
+            (1, None),
+            (3, 2),
+            (2, 2),
+            (1, None),
+        ]
+
+
+def test_an_accepted_comment_of_others_is_a_comment(tmp_path: Path) -> None:
+    text = "# accepted by all\nphase,step,layer,experts\n# forward\n# accepted -1\n1,0,0,4-5\n"
+    (tmp_path / "t.csv").write_text(text)
+    (forward,) = read_recording(tmp_path / "t.csv").layers[0]
+    assert (forward.rows, forward.accepted) == ([(4, 5)], None)
+
+
 def test_a_run_with_one_prompt_is_read_as_a_trace_for_bench_decode(tmp_path: Path) -> None:
     recorder = TraceRecorder(tmp_path / "t.csv", silent)
     for phase, n in ((PROMPT, 3), (PROMPT, 2), (DECODE, 1), (DECODE, 1)):
@@ -93,6 +120,7 @@ def test_a_full_trace_ends_with_a_whole_forward_and_says_so_once(
     for _ in range(20):
         for layer in range(3):
             recorder.record(layer, rows([1, 2]), DECODE)
+        recorder.accepted(1)
     assert said == ["note      the trace is full at 400 bytes: nothing more is recorded"]
     recorder.close()
     lengths = {len(forwards) for forwards in read_recording(tmp_path / "t.csv").layers.values()}

@@ -143,3 +143,9 @@ def test_a_grade_has_a_chance_of_its_own() -> None:
         chances.judged(0, 3, draw.random() < 0.95)
     assert chances.chance(0, 3) > 0.8 and chances.chance(0, 0) < 0.3
     assert chances.chance(0, 0) < chances.chance(0) < chances.chance(0, 3)
+
+
+def test_numbers_of_drafts_are_chosen_from_few_so_that_each_is_known_soon() -> None:
+    made = planner(1.0, 0.01)
+    picked = {chosen(made, [0.99] * length) for length in range(9)}
+    assert picked == {0, 1, 2, 3, 4, 5, 6, 8}
