@@ -90,8 +90,10 @@ class Prepared:
 
     def plan(self, say: Say = _silent) -> MemoryPlan:
         """Compiles the kernels and plans the memory. Raises OutOfBudget."""
-        ready_model_kernels(self.opened, say)
-        return plan_for(self.opened, self.options, say, self.helpers.nbytes)
+        ready_model_kernels([self.opened, *self.helpers.models], say)
+        return plan_for(
+            self.opened, self.options, say, self.helpers.nbytes(self.opened.context, self.options)
+        )
 
     def for_run(self, tokens: int, limit: int) -> Prepared:
         """The same for one prompt of so many tokens and an answer of at most `limit`.
@@ -151,7 +153,7 @@ class Model:
     ) -> None:
         self.opened = prepared.opened
         self.text = prepared.text
-        self._helpers = prepared.helpers
+        self.helpers = prepared.helpers
         self.options = prepared.options
         self._cached_share = share
         self.config = prepared.opened.config
@@ -226,6 +228,7 @@ class Model:
                 look_ahead=options.prefetch != "0",
                 prefetch=options.prefetch == "1",
             )
+            prepared.helpers.load(workers, opened.context, options)
             model = cls(prepared, memory, transformer, store, workers, share, say, history, trace)
         except BaseException:
             if workers is not None:
@@ -239,7 +242,7 @@ class Model:
         say(f"disk      {opened.io_mode}")
         if memory.slots_per_layer < opened.config.experts:
             say(f"policy    {policy}: {why}")
-        for line in prepared.helpers.describe():
+        for line in prepared.helpers.describe(opened.context, options):
             say(line)
         say(f"stops     {model.text.describe_stops()}")
         return model
@@ -323,8 +326,9 @@ class Model:
         if isinstance(grammar, str):
             grammar = load_grammar(grammar)
         vocab = self.config.vocab
+        sampler = Sampler(sampling or Sampling(temperature=0.0), valid)
         drafts = composer_of(
-            grammar, self.text, prompt, vocab, self.options, self._helpers, self._say
+            grammar, self.text, prompt, vocab, self.options, self.helpers, sampler.guess, self._say
         )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner
@@ -332,7 +336,7 @@ class Model:
         tokens = decode(
             self._transformer,
             prompt.ids,
-            Sampler(sampling or Sampling(temperature=0.0), valid),
+            sampler,
             limit=limit,
             stop_ids=frozenset() if ignore_eos else self.text.stop_ids,
             prefill_chunk=self.prefill_chunk,
@@ -391,7 +395,7 @@ class Model:
         self._closed = True
         with ExitStack() as last_first:  # all of it, whatever fails: a trace may find no room
             last_first.callback(self.opened.records.close)
-            last_first.callback(self._helpers.close)
+            last_first.callback(self.helpers.close)
             last_first.callback(self._store.close)
             last_first.callback(self.workers.close)
             if self._trace is not None:

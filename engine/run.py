@@ -164,8 +164,8 @@ def options_from(values: Mapping[str, Value]) -> Any:
     span, draft = values["GRAMMAR_DRAFT"].value, values["DRAFT"].value
     if values["GRAMMAR"].value is None and values["SCHEMA"].value is None:
         span = 0
-    ngram, corpus = values["NGRAM"].value, values["CORPUS"].value
-    others = (GUESSES if draft is None else draft) if ngram or corpus else 0
+    ngram, corpus, small = (values[name].value for name in ("NGRAM", "CORPUS", "DRAFT_MODEL"))
+    others = (GUESSES if draft is None else draft) if ngram or corpus or small else 0
     return Options(
         cap=values["CAP"].value,
         expert_bits=values["EXPERT_BITS"].value,
@@ -188,6 +188,8 @@ def options_from(values: Mapping[str, Value]) -> Any:
         draft=draft,
         ngram=ngram,
         corpus=as_path(corpus) if corpus else None,
+        draft_model=as_path(small) if small else None,
+        p_min=values["P_MIN"].value,
         guard=values["GUARD"].value,
     )
 
