@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.engine.kernels.route import RouteRule, route
 from diskmoe.experts.budget import shown_bytes
 
 Ints = npt.NDArray[np.int64]
@@ -23,14 +24,25 @@ WARMING = 32  # tokens before them
 def choices(
     signal: npt.NDArray[np.float32],  # (tokens, RESERVED), as stored in the embedding
     routers: Sequence[npt.NDArray[np.float32]],  # per layer (experts, RESERVED)
-    top_k: int,
+    rule: RouteRule,
 ) -> Ints:
     """(layers, tokens, top_k): what each layer's router chooses, ascending ids."""
     wide = signal.astype(np.float64)
     found = []
     for rows in routers:
-        logits = wide @ rows.astype(np.float64).T
-        found.append(np.sort(np.argpartition(-logits, top_k - 1, axis=1)[:, :top_k], axis=1))
+        logits = (wide @ rows.astype(np.float64).T).astype(np.float32)
+        ids, _ = route(
+            logits,
+            rule.score,
+            np.zeros(len(rows), np.float32),
+            rule.n_group,
+            rule.topk_group,
+            rule.group_score,
+            rule.top_k,
+            rule.renorm,
+            rule.scale,
+        )
+        found.append(np.sort(ids, axis=1))
     return np.stack(found).astype(np.int64)
 
 

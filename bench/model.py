@@ -1,7 +1,7 @@
 """A synthetic model: every tensor of a real shape, random, with a routing that was built in.
 
-What is not random: norms are ones, biases zeros, the router and the routing's columns of the
-embedding come from ``bench.routing``, and no matrix writes to the numbers that the router reads.
+What is not random: norms change nothing, biases are zeros, the router and the routing's columns of
+the embedding come from ``bench.routing``, and no matrix writes to the numbers that the router reads.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from diskmoe.bench.weights import Block, RandomWeights, silenced
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.router import route_rule
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.checkpoint import DenseTensor, TensorPlan
 from diskmoe.experts.formats import FORMATS
@@ -119,7 +120,7 @@ class Synthetic:
         rows, cols = tensor.shape
         if tensor.name == names.embedding:
             return self._embedding(tensor.name, rows, cols)
-        writers = (names.o + ".weight", names.dense_down, names.shared_down)
+        writers = (names.o + ".weight", names.delta_out, names.dense_down, names.shared_down)
         if not tensor.name.endswith(writers):
             return self._weights.matrix(tensor.name, self.dense_format, rows, cols)
         blocks = self._weights.matrix(tensor.name, self.dense_format, rows, cols, _WRITE_SIZE)
@@ -139,12 +140,12 @@ class Synthetic:
             yield Block(block.format, block.first_row, values, scales)
 
     def vector(self, tensor: DenseTensor) -> npt.NDArray[np.float32]:
-        """A norm (ones), biases or sinks (zeros) or a router."""
+        """A router; ones in norms and convolutions, zeros in anything else."""
         names = FAMILIES[self.config.family].names
-        if tensor.name.endswith((names.correction_bias, names.sinks, ".bias")):
-            return np.zeros(tensor.shape, np.float32)
         if not tensor.name.endswith(names.router):
-            return np.ones(tensor.shape, np.float32)
+            ones = "norm" in tensor.name or tensor.name.endswith(names.delta_conv)
+            value = float(ones and tensor.form != "plus_one")
+            return np.full(tensor.shape, value, np.float32)
         layer = next(
             i for i in self.config.moe_layers if tensor.name.startswith(names.layer.format(L=i))
         )
@@ -165,7 +166,7 @@ class Synthetic:
 
     def chosen(self, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
         """(layers with experts, tokens, top_k): the experts that these tokens go to."""
-        return choices(self.signal[list(tokens)], self.routers(), self.config.top_k)
+        return choices(self.signal[list(tokens)], self.routers(), route_rule(self.config))
 
     def card(self, total_bytes: int) -> Card:
         """The figures of the routing, over `STREAMS` stretches of consecutive token ids."""

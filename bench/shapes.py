@@ -3,7 +3,9 @@
 Each is the model's own ``config.json`` as far as it says anything about shapes and arithmetic, so
 that a synthetic model goes through the same code as the real one. Sources: the configs published
 with the models (Qwen/Qwen3-30B-A3B, allenai/OLMoE-1B-7B-0924, zai-org/GLM-4.5-Air,
-openai/gpt-oss-20b).
+openai/gpt-oss-20b, deepseek-ai/DeepSeek-V2-Lite, deepseek-ai/DeepSeek-V3,
+moonshotai/Kimi-K2-Instruct, zai-org/GLM-4.7-Flash, mistralai/Mixtral-8x7B-v0.1,
+Qwen/Qwen1.5-MoE-A2.7B, MiniMaxAI/MiniMax-M2, ibm-granite/granite-3.1-3b-a800m-base).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from diskmoe.engine.errors import BadRequest
+from diskmoe.bench.hybrid_shapes import QWEN3_5_35B, QWEN3_NEXT_80B
 
 
 @dataclass(frozen=True)
@@ -22,28 +24,67 @@ class Shape:
 
     name: str
     config: Mapping[str, Any]
-    gguf_arch: str
+    gguf_arch: str | None  # None: it is not written as GGUF
 
     def cut(self, layers: int | None = None, vocab: int | None = None) -> dict[str, Any]:
         """A config.json of this shape with so many layers and token ids; None: as the model has.
 
-        Raises BadRequest when no layer with experts would be left.
+        The last layer always has experts, whatever the model begins with.
         """
         config = dict(self.config)
-        first = int(config.get("first_k_dense_replace", 0))
         if layers is not None:
-            if layers <= first:
-                raise BadRequest(
-                    f"--layers is {layers}; {self.name} begins with {first} layer(s) without "
-                    f"experts, so it must be at least {first + 1}"
-                )
             config["num_hidden_layers"] = layers
+            if "first_k_dense_replace" in config:
+                first = int(config["first_k_dense_replace"])
+                config["first_k_dense_replace"] = min(first, layers - 1)
         if vocab is not None:
             config["vocab_size"] = vocab
         return config
 
 
 _COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "tie_word_embeddings": False}
+
+_DEEPSEEK_V3: dict[str, Any] = {
+    **_COMMON,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 3,
+    "attention_bias": False,
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+    },
+    "rms_norm_eps": 1e-6,
+    "num_nextn_predict_layers": 0,
+}
 
 SHAPES: Mapping[str, Shape] = MappingProxyType(
     {
@@ -161,5 +202,183 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
             },
             "gpt-oss",
         ),
+        "deepseek-v2-lite": Shape(
+            "deepseek-v2-lite",
+            {
+                **_DEEPSEEK_V3,
+                "architectures": ["DeepseekV2ForCausalLM"],
+                "model_type": "deepseek_v2",
+                "vocab_size": 102400,
+                "hidden_size": 2048,
+                "num_hidden_layers": 27,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 16,
+                "q_lora_rank": None,
+                "intermediate_size": 10944,
+                "moe_intermediate_size": 1408,
+                "n_routed_experts": 64,
+                "n_shared_experts": 2,
+                "num_experts_per_tok": 6,
+                "n_group": 1,
+                "topk_group": 1,
+                "topk_method": "greedy",
+                "scoring_func": "softmax",
+                "norm_topk_prob": False,
+                "routed_scaling_factor": 1.0,
+                "first_k_dense_replace": 1,
+                "rope_scaling": {
+                    **_DEEPSEEK_V3["rope_scaling"],
+                    "mscale": 0.707,
+                    "mscale_all_dim": 0.707,
+                },
+            },
+            None,
+        ),
+        "deepseek-v3": Shape("deepseek-v3", _DEEPSEEK_V3, None),
+        "kimi-k2": Shape(
+            "kimi-k2",
+            {
+                **_DEEPSEEK_V3,
+                "model_type": "kimi_k2",
+                "vocab_size": 163840,
+                "num_attention_heads": 64,
+                "num_key_value_heads": 64,
+                "n_routed_experts": 384,
+                "n_group": 1,
+                "topk_group": 1,
+                "routed_scaling_factor": 2.827,
+                "first_k_dense_replace": 1,
+                "max_position_embeddings": 131072,
+                "rope_theta": 50000.0,
+                "rope_scaling": {**_DEEPSEEK_V3["rope_scaling"], "factor": 32, "beta_fast": 1},
+            },
+            None,
+        ),
+        "glm-4.7-flash": Shape(
+            "glm-4.7-flash",
+            {
+                **_DEEPSEEK_V3,
+                "architectures": ["Glm4MoeLiteForCausalLM"],
+                "model_type": "glm4_moe_lite",
+                "vocab_size": 154880,
+                "hidden_size": 2048,
+                "num_hidden_layers": 47,
+                "num_attention_heads": 20,
+                "num_key_value_heads": 20,
+                "q_lora_rank": 768,
+                "qk_nope_head_dim": 192,
+                "v_head_dim": 256,
+                "intermediate_size": 10240,
+                "moe_intermediate_size": 1536,
+                "n_routed_experts": 64,
+                "num_experts_per_tok": 4,
+                "n_group": 1,
+                "topk_group": 1,
+                "routed_scaling_factor": 1.8,
+                "first_k_dense_replace": 1,
+                "max_position_embeddings": 202752,
+                "rope_theta": 1000000,
+                "rope_scaling": None,
+                "rms_norm_eps": 1e-5,
+            },
+            None,
+        ),
+        "mixtral-8x7b": Shape(
+            "mixtral-8x7b",
+            {
+                **_COMMON,
+                "architectures": ["MixtralForCausalLM"],
+                "model_type": "mixtral",
+                "vocab_size": 32000,
+                "hidden_size": 4096,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "intermediate_size": 14336,
+                "num_local_experts": 8,
+                "num_experts_per_tok": 2,
+                "max_position_embeddings": 32768,
+                "rope_theta": 1000000.0,
+                "rms_norm_eps": 1e-5,
+            },
+            None,
+        ),
+        "qwen1.5-moe": Shape(
+            "qwen1.5-moe",
+            {
+                **_COMMON,
+                "architectures": ["Qwen2MoeForCausalLM"],
+                "model_type": "qwen2_moe",
+                "vocab_size": 151936,
+                "hidden_size": 2048,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 16,
+                "intermediate_size": 5632,
+                "moe_intermediate_size": 1408,
+                "shared_expert_intermediate_size": 5632,
+                "num_experts": 60,
+                "num_experts_per_tok": 4,
+                "norm_topk_prob": False,
+                "decoder_sparse_step": 1,
+                "use_sliding_window": False,
+                "max_position_embeddings": 8192,
+                "rope_theta": 1000000.0,
+                "rms_norm_eps": 1e-6,
+            },
+            None,
+        ),
+        "minimax-m2": Shape(
+            "minimax-m2",
+            {
+                **_COMMON,
+                "architectures": ["MiniMaxM2ForCausalLM"],
+                "model_type": "minimax_m2",
+                "vocab_size": 200064,
+                "hidden_size": 3072,
+                "num_hidden_layers": 62,
+                "num_attention_heads": 48,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "rotary_dim": 64,
+                "intermediate_size": 1536,
+                "num_local_experts": 256,
+                "num_experts_per_tok": 8,
+                "scoring_func": "sigmoid",
+                "use_qk_norm": True,
+                "max_position_embeddings": 196608,
+                "rope_theta": 5000000,
+                "rms_norm_eps": 1e-6,
+            },
+            None,
+        ),
+        "granite-3.1-3b-a800m": Shape(
+            "granite-3.1-3b-a800m",
+            {
+                **_COMMON,
+                "architectures": ["GraniteMoeForCausalLM"],
+                "model_type": "granitemoe",
+                "tie_word_embeddings": True,
+                "vocab_size": 49155,
+                "hidden_size": 1536,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 24,
+                "num_key_value_heads": 8,
+                "intermediate_size": 512,
+                "num_local_experts": 40,
+                "num_experts_per_tok": 8,
+                "embedding_multiplier": 12.0,
+                "residual_multiplier": 0.22,
+                "attention_multiplier": 0.015625,
+                "logits_scaling": 6.0,
+                "attention_bias": False,
+                "max_position_embeddings": 131072,
+                "rope_theta": 10000000.0,
+                "rms_norm_eps": 1e-6,
+            },
+            None,
+        ),
+        "qwen3-next-80b": Shape("qwen3-next-80b", QWEN3_NEXT_80B, None),
+        "qwen3.5-35b": Shape("qwen3.5-35b", QWEN3_5_35B, None),
     }
 )

@@ -21,7 +21,10 @@ noise. With --gguf the same weights, equal to the bit, go into a file for other 
 Prints a card: how many experts a layer uses over 128 tokens, and how often a least recently used
 store of 8, 16, 32 or 64 slots would have had them.
 
-  --like SHAPE       qwen3-30b-a3b, olmoe, glm-4.5-air or gpt-oss-20b
+  --like SHAPE       qwen3-30b-a3b, olmoe, glm-4.5-air, gpt-oss-20b; without --gguf also
+                     mixtral-8x7b, qwen1.5-moe, minimax-m2, granite-3.1-3b-a800m,
+                     deepseek-v2-lite, deepseek-v3, kimi-k2, glm-4.7-flash, qwen3-next-80b,
+                     qwen3.5-35b
   --out DIR          a new directory, a diskmoe model
   --gguf FILE        also as GGUF: q4 becomes Q4_0, q8 Q8_0, mxfp4 MXFP4, bit for bit
   --layers N         default: as many as the model has
@@ -69,6 +72,9 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     seed = line.whole("--seed", 0, 2**31 - 1, 0)
     out = _place("--out", line.flags["--out"])
     gguf = _place("--gguf", line.flags["--gguf"]) if "--gguf" in line.flags else None
+    if gguf is not None and shape.gguf_arch is None:
+        kinds = ", ".join(name for name, made in SHAPES.items() if made.gguf_arch is not None)
+        raise BadRequest(f"--gguf is not written for {shape.name}, only for {kinds}")
 
     from diskmoe.bench.model import Synthetic  # these import Numba
     from diskmoe.bench.weights import writable_formats

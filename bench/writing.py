@@ -49,7 +49,7 @@ def write_model(
     model: Synthetic,
     out: Path,
     gguf: Path | None,
-    gguf_arch: str,
+    gguf_arch: str | None,
     say: Say,
     threads: int = 2,
 ) -> int:
@@ -73,14 +73,16 @@ class _Job:
     """One model under way."""
 
     def __init__(
-        self, model: Synthetic, out: Path, gguf: Path | None, gguf_arch: str, say: Say
+        self, model: Synthetic, out: Path, gguf: Path | None, gguf_arch: str | None, say: Say
     ) -> None:
         self.model, self.out = model, out
         self.partial = out.with_name(out.name + ".partial")
         source = cast(Checkpoint, _Source(model.raw))
         self.manifest = Manifest(source, model.plan, model.expert_format, model.dense_format)
         self.total_nbytes = sum(self.manifest.sizes().values())
-        self._gguf = GgufFile(gguf, gguf_arch, model.config, model.raw) if gguf else None
+        self._gguf = None
+        if gguf is not None and gguf_arch is not None:
+            self._gguf = GgufFile(gguf, gguf_arch, model.config, model.raw)
         self._say = say
         self._done = 0
         self._started = self._told = time.perf_counter()

@@ -218,7 +218,12 @@ class Model:
             )
             history = history_of(opened, options, say)
             pin(store, history, options, say)
-            kv = KvCache(opened.config, opened.context, kv_format=options.kv)
+            kv = KvCache(
+                opened.config,
+                opened.context,
+                kv_format=options.kv,
+                kept=1 + options.draft_rows,
+            )
             transformer = Transformer(
                 opened.config,
                 weights,

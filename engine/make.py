@@ -1,8 +1,9 @@
-"""``diskmoe convert``, ``verify``, ``export``, ``corpus``, ``demo-model``, ``warmup``: making what
-runs need."""
+"""``diskmoe convert``, ``inspect``, ``verify``, ``export``, ``corpus``, ``demo-model``, ``warmup``:
+making what runs need."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 
 from diskmoe.engine.arguments import split_words
@@ -14,7 +15,7 @@ Say = Callable[[str], None]
 
 TARGETS = ("q4", "q4g64", "q8", "mxfp4", "fp8", "bf16", "f32", "keep")
 CONVERT_FLAGS = {"--experts": True, "--dense": True}
-CONVERT_SETTINGS = ("EXPERT_BITS", "DENSE_BITS", "THREADS", "DEBUG", "VERBOSE")
+CONVERT_SETTINGS = ("EXPERT_BITS", "DENSE_BITS", "RAM_GB", "THREADS", "DEBUG", "VERBOSE")
 DEMO_FLAGS = {"--form": True, "--export": True, "--wheel": True, "--force": False}
 DEMO_SETTINGS = ("CACHE_DIR", "DEBUG", "VERBOSE")
 WARMUP_FLAGS = {"--formats": True}
@@ -35,20 +36,39 @@ def convert_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> i
         raise BadRequest(f"convert cannot write to {places[1]!r}: name a new directory")
     from diskmoe.engine.converting import convert_model  # imports Numba
 
-    convert_model(source, out, experts, dense, say, values["THREADS"].value)
+    threads, ram_gb = values["THREADS"].value, values["RAM_GB"].value
+    convert_model(source, out, experts, dense, say, threads, ram_gb)
     say(f'next      MODEL={out} diskmoe "your question"')
     return 0
+
+
+def inspect_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
+    """``diskmoe inspect MODEL [--json]``: what a model is, from its headers and text files."""
+    settings = ("MODEL", "JSON", "DEBUG", "VERBOSE")
+    values, _, places = _understood("inspect", words, env, {}, settings)
+    model = _one_model("inspect", places, values)
+    from diskmoe.engine.inspecting import inspect_model  # imports Numba
+
+    found = inspect_model(as_path(model))
+    print(json.dumps(found.as_json()) if values["JSON"].value else "\n".join(found.lines()))
+    return 0
+
+
+def _one_model(command: str, places: Sequence[str], values: Mapping[str, Value]) -> str:
+    """The model that a command is about: its only argument, else MODEL."""
+    given = list(places) or [place for place in (values["MODEL"].value,) if place]
+    if len(given) != 1:
+        raise BadRequest(f"{command} takes one directory, MODEL, and got {len(given)}")
+    return given[0]
 
 
 def verify_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """``diskmoe verify MODEL``."""
     values, _, places = _understood("verify", words, env, {}, ("MODEL", "DEBUG", "VERBOSE"))
-    given = places or [place for place in (values["MODEL"].value,) if place]
-    if len(given) != 1:
-        raise BadRequest(f"verify takes one directory, MODEL, and got {len(given)}")
+    model = _one_model("verify", places, values)
     from diskmoe.engine.verifying import verify_model  # imports Numba
 
-    print(verify_model(as_path(given[0]), say))
+    print(verify_model(as_path(model), say))
     return 0
 
 

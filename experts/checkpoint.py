@@ -9,6 +9,7 @@ agree; a tensor's bytes are read when asked for, in row blocks where a whole mat
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,13 @@ import numpy.typing as npt
 
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import GROUP
+from diskmoe.experts.layer_experts import LayerExperts
+from diskmoe.experts.matrices import INT4_CODES, StoredMatrix, find_matrix
+from diskmoe.experts.naming import canonical_names
 from diskmoe.experts.safetensors_io import (
     FLOAT_DTYPES,
     Header,
     TensorInfo,
-    as_f32,
     open_regular,
     parse_json,
     read_header,
@@ -31,7 +34,16 @@ from diskmoe.experts.safetensors_io import (
     read_tensor,
     shown,
 )
-from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, checked_out, pack_rows
+from diskmoe.experts.tiles import (
+    TILE,
+    Bytes,
+    MatrixLayout,
+    Weights,
+    checked_out,
+    pack,
+    pack_rows,
+    widened,
+)
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -39,7 +51,8 @@ JSON_LIMIT = 64_000_000  # bytes of config.json or an index; real ones have at m
 ROW_BLOCK_BYTES = 16 << 20  # f32 bytes of a matrix that are in memory at a time while packing
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 CODE_DTYPES = ("U8",)
-ExpertForm = Literal["each", "fused", "codes"]
+ExpertForm = Literal["each", "stacked", "fused", "codes"]
+VectorForm = Literal["plain", "plus_one", "turned"]
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
@@ -47,12 +60,14 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 class DenseTensor:
     """A tensor that stays in memory. A "matrix" is packed (and may be quantised), a "vector" is
     kept as f32 in its own shape, which may have two dimensions (a router). `mtp`: it belongs to an
-    MTP layer, which loses its acceptance below int8."""
+    MTP layer, which loses its acceptance below int8. `form`: what a vector is in memory: as stored,
+    1 + what is stored (a zero-centred norm), or with its dimensions in the opposite order."""
 
     name: str
     shape: tuple[int, ...]
     kind: Literal["matrix", "vector"]
     mtp: bool = False
+    form: VectorForm = "plain"
 
 
 @dataclass(frozen=True)
@@ -61,11 +76,13 @@ class ExpertTensors:
 
     "each": three matrices an expert, gate, up (ffn, hidden), down (hidden, ffn), with ``{e}`` in
     the names standing for the expert's number.
-    "fused": input-major tensors of all experts. gate and up are the even and the odd columns of one
+    "stacked": tensors of all experts. gate and up are the first and the last rows of one
+    (experts, 2 * ffn, hidden); down is (experts, hidden, ffn).
+    "fused": the same, input-major. gate and up are the even and the odd columns of one
     (experts, hidden, 2 * ffn); down is (experts, ffn, hidden).
-    "codes": the same as MXFP4, output-major: the name + ``_blocks`` (experts, rows, cols / 32, 16),
-    two codes a byte, the lower one first, and ``_scales`` (experts, rows, cols / 32).
-    In the last two, biases are called the name + ``_bias``, (experts, rows).
+    "codes": as MXFP4, output-major, gate and up alternating: the name + ``_blocks`` (experts, rows,
+    cols / 32, 16), two codes a byte, the lower one first, and ``_scales`` (experts, rows, cols / 32).
+    In all but the first, biases are called the name + ``_bias``, (experts, rows).
     """
 
     layer: int
@@ -96,7 +113,7 @@ class TensorPlan:
 
     @property
     def n_tensors(self) -> int:
-        counts = {"each": 3 * self.n_experts, "fused": 2, "codes": 4}
+        counts = {"each": 3 * self.n_experts, "stacked": 2, "fused": 2, "codes": 4}
         biases = 2 if self.biased else 0
         return len(self.dense) + sum(counts[layer.form] + biases for layer in self.experts)
 
@@ -117,7 +134,9 @@ class TensorPlan:
                     yield name, shape, FLOAT_DTYPES
             return
         for name, (rows, cols) in ((layer.gate, (2 * self.ffn, self.hidden)), (layer.down, down)):
-            if layer.form == "fused":
+            if layer.form == "stacked":
+                yield name, (self.n_experts, rows, cols), FLOAT_DTYPES
+            elif layer.form == "fused":
                 yield name, (self.n_experts, cols, rows), FLOAT_DTYPES
             else:
                 groups = (self.n_experts, rows, cols // GROUP)
@@ -128,7 +147,10 @@ class TensorPlan:
 
 
 class Checkpoint:
-    """An opened model directory. Tensors are read at each call; nothing is kept."""
+    """An opened model directory. Tensors are read at each call; nothing is kept.
+
+    Their names are those of `naming.py`, whatever prefix the files put before them.
+    """
 
     def __init__(
         self, path: Path, config: dict[str, Any], infos: dict[str, TensorInfo], files: list[Header]
@@ -148,39 +170,69 @@ class Checkpoint:
             infos, files = _open_indexed(path)
         else:
             infos, files = _open_unindexed(path)
-        return cls(path, config, infos, files)
+        names = canonical_names(infos, path)
+        return cls(path, config, {name: infos[stored] for name, stored in names.items()}, files)
 
     @property
     def names(self) -> list[str]:
         return list(self._infos)
 
+    @property
+    def types(self) -> dict[str, int]:
+        """Bytes of the tensors of each type, as the files call it, the most first."""
+        nbytes = Counter[str]()
+        for info in self._infos.values():
+            nbytes[info.dtype] += info.nbytes
+        return dict(nbytes.most_common())
+
     def has(self, name: str) -> bool:
-        return name in self._infos
+        """Whether there is a tensor of that name, or codes and scales of a matrix called so."""
+        return name in self._infos or name + INT4_CODES in self._infos
 
     def info(self, name: str) -> TensorInfo:
         """Where the tensor lies; BadModel with its name and layer when there is none."""
         info = self._infos.get(name)
         if info is None:
-            raise BadModel(
-                f"{self.path}: tensor {shown(name)}{_layer_of(name)} is missing "
-                f"({len(self._infos)} tensors in {len(self.files)} files)"
-            )
+            raise self._missing(name)
         return info
 
+    def matrix(self, name: str) -> StoredMatrix:
+        """How the matrix or vector is stored; BadModel when there is none, or in no known way."""
+        found = find_matrix(self._infos, name, layer_of(name))
+        if found is None:
+            raise self._missing(name)
+        return found
+
+    def _missing(self, name: str) -> BadModel:
+        return BadModel(
+            f"{self.path}: tensor {shown(name)}{layer_of(name)} is missing "
+            f"({len(self._infos)} tensors in {len(self.files)} files)"
+        )
+
     def own_format(self, name: str) -> str:
-        """The format that keeps the tensor's values exactly: "bf16", or "f32" for F32 and F16."""
-        return "bf16" if self._float_info(name).dtype == "BF16" else "f32"
+        """The format that keeps the tensor's values exactly: bf16, fp8, or f32."""
+        return self.matrix(name).own_format
 
     def f32(self, name: str) -> npt.NDArray[np.float32]:
         """The whole tensor in f32, in its own shape."""
-        info = self._float_info(name)
-        return as_f32(read_tensor(info), info.dtype)
+        matrix = self.matrix(name)
+        return widened(matrix.decoded([read_tensor(piece) for piece in matrix.pieces]))
 
-    def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
-        """Rows begin..end-1: f32, or u16 bits when the tensor is bf16 (`pack_rows` takes both)."""
-        info = self._float_info(name)
-        rows = read_rows(info, begin, end)
-        return rows if info.dtype == "BF16" else as_f32(rows, info.dtype)
+    def rows(self, name: str, begin: int, end: int) -> Weights:
+        """Rows begin..end-1, `begin` a multiple of 16, or a single row: f32, bf16 bits, or codes."""
+        matrix = self.matrix(name)
+        stored = [read_rows(matrix.codes, begin, end)]
+        if matrix.scales is not None:
+            stored.append(read_rows(matrix.scales, *matrix.scale_rows(begin, end)))
+        return matrix.decoded(stored, begin)
+
+    def pack_part(self, name: str, begin: int, layout: MatrixLayout) -> Bytes:
+        """Rows from `begin` on, as many as `layout` has, packed as it says."""
+        return pack(self.rows(name, begin, begin + layout.rows), layout)
+
+    def experts(self, plan: TensorPlan, layer: ExpertTensors) -> LayerExperts | None:
+        """What takes the experts of a layer out of this checkpoint; None: `stored.StoredExperts`."""
+        return None
 
     def pack(self, name: str, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
         """The matrix packed as `layout`, u8 (nbytes,).
@@ -188,9 +240,9 @@ class Checkpoint:
         Takes at most 2 * ROW_BLOCK_BYTES beside `out`, as long as 16 rows are no larger than a
         block (up to 262,144 columns).
         """
-        info = self._float_info(name)
-        if info.shape != (layout.rows, layout.cols):
-            raise BadModel(self._wrong_shape(info, (layout.rows, layout.cols)))
+        matrix = self.matrix(name)
+        if matrix.shape != (layout.rows, layout.cols):
+            raise BadModel(self._wrong_shape(name, matrix, (layout.rows, layout.cols)))
         out = checked_out(layout.nbytes, out)
         block = max(ROW_BLOCK_BYTES // (4 * layout.cols) // TILE, 1) * TILE
         for begin in range(0, layout.rows, block):
@@ -200,44 +252,44 @@ class Checkpoint:
                     self.rows(name, begin, min(begin + block, layout.rows)), layout, begin, out
                 )
             except ValueError as error:
-                raise BadModel(f"{info.path}: tensor {shown(name)}: {error}") from None
+                raise BadModel(f"{matrix.codes.path}: tensor {shown(name)}: {error}") from None
         out[layout.used_nbytes :] = 0
         return out
 
     def verify(self, plan: TensorPlan) -> None:
         """Every planned tensor is there, of a right type and of the right shape, or BadModel."""
-        missing = next((name for name, *_ in plan.tensors() if name not in self._infos), None)
+        missing = next((name for name, *_ in plan.tensors() if not self.has(name)), None)
         if missing is not None:
             raise BadModel(
-                f"{self.path}: tensor {shown(missing)}{_layer_of(missing)} is missing; "
+                f"{self.path}: tensor {shown(missing)}{layer_of(missing)} is missing; "
                 f"config.json asks for {plan.n_tensors} tensors, the {len(self.files)} safetensors "
                 f"files have {len(self._infos)}: fetch the model again, or config.json is not its"
             )
         for name, shape, dtypes in plan.tensors():
-            info = self._typed_info(name, dtypes)
-            if info.shape != tuple(shape):
-                raise BadModel(self._wrong_shape(info, shape))
+            found = self.matrix(name) if dtypes == FLOAT_DTYPES else self._codes(name, dtypes)
+            if found.shape != tuple(shape):
+                raise BadModel(self._wrong_shape(name, found, shape))
 
-    def _float_info(self, name: str) -> TensorInfo:
-        return self._typed_info(name, FLOAT_DTYPES)
-
-    def _typed_info(self, name: str, dtypes: tuple[str, ...]) -> TensorInfo:
+    def _codes(self, name: str, dtypes: tuple[str, ...]) -> TensorInfo:
         info = self.info(name)
         if info.dtype not in dtypes:
             raise BadModel(
-                f"{info.path}: tensor {shown(name)}{_layer_of(name)} has dtype {info.dtype}; this "
-                f"version reads {', '.join(dtypes)} there: fetch an unquantised release"
+                f"{info.path}: tensor {shown(name)}{layer_of(name)} has dtype {info.dtype}; "
+                f"{', '.join(dtypes)} is expected there: fetch another release of the model"
             )
         return info
 
-    def _wrong_shape(self, info: TensorInfo, expected: Iterable[int]) -> str:
+    def _wrong_shape(
+        self, name: str, found: StoredMatrix | TensorInfo, expected: Iterable[int]
+    ) -> str:
+        path = found.path if isinstance(found, TensorInfo) else found.codes.path
         return (
-            f"{info.path}: tensor {shown(info.name)}{_layer_of(info.name)} has shape "
-            f"{list(info.shape)}, config.json asks for {list(expected)}"
+            f"{path}: tensor {shown(name)}{layer_of(name)} has shape {list(found.shape)}, "
+            f"config.json asks for {list(expected)}"
         )
 
 
-def _layer_of(name: str) -> str:
+def layer_of(name: str) -> str:
     match = _LAYER.search(name)
     return f" of layer {match[1]}" if match else ""
 
@@ -252,7 +304,7 @@ def check_model_directory(path: Path) -> None:
     if not path.is_dir():
         if path.suffix.lower() == ".gguf":
             raise BadModel(
-                f"{path}: GGUF is not supported yet by this version; give a directory with {wanted}"
+                f"{path}: a GGUF is converted before it runs: diskmoe convert {path} OUT"
             )
         raise BadModel(f"{path}: a file; give a directory with {wanted}")
     try:
@@ -265,8 +317,7 @@ def check_model_directory(path: Path) -> None:
         ggufs = [name for name in names if name.lower().endswith(".gguf")]
         if ggufs:
             raise BadModel(
-                f"{path}: holds {shown(ggufs[0])}, and GGUF is not supported yet by this version; "
-                f"fetch the model's safetensors release (looked for {wanted})"
+                f"{path}: has a GGUF; first diskmoe convert {path}/{shown(ggufs[0])} OUT"
             )
         raise BadModel(f"{path}: no safetensors file among its {len(names)} (looked for {wanted})")
     if "config.json" not in names:
@@ -307,7 +358,7 @@ def _open_indexed(path: Path) -> tuple[dict[str, TensorInfo], list[Header]]:
     for name, shard in weight_map.items():
         if name not in headers[shard].tensors:
             raise BadModel(
-                f"{path / shard}: tensor {shown(name)}{_layer_of(name)} is missing, although "
+                f"{path / shard}: tensor {shown(name)}{layer_of(name)} is missing, although "
                 f"{INDEX_NAME} says it is there; fetch both again"
             )
         infos[name] = headers[shard].tensors[name]

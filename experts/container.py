@@ -219,10 +219,7 @@ class Container:
 
     def dense_pieces(self) -> list[Piece]:
         """The dense tensors with their checksums; empty when an earlier version left them out."""
-        if "checksums" not in self._dense.metadata:
-            return []
-        sums, infos = checksums_of(self._dense), self._dense.tensors.values()
-        return [_piece(f"tensor {shown(info.name)}", info, sums) for info in infos]
+        return pieces_in(self._dense)
 
     def _info(self, name: str) -> TensorInfo:
         info = self._dense.tensors.get(name)
@@ -232,6 +229,14 @@ class Container:
                 "another model or by another version: convert again"
             )
         return info
+
+
+def pieces_in(header: Header) -> list[Piece]:
+    """The tensors of one of our files with their checksums; empty where it has none."""
+    if "checksums" not in header.metadata:
+        return []
+    sums = checksums_of(header)
+    return [_piece(f"tensor {shown(info.name)}", info, sums) for info in header.tensors.values()]
 
 
 def _piece(what: str, info: TensorInfo, sums: dict[str, str]) -> Piece:

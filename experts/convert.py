@@ -12,7 +12,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from diskmoe.experts.container import (
     check_expert_file,
     experts_name,
     is_container,
+    pieces_in,
 )
 from diskmoe.experts.errors import BadModel, BadOutput, DiskFull, WriteFailed
 from diskmoe.experts.facts import Facts, read_facts
@@ -37,6 +38,7 @@ from diskmoe.experts.safetensors_io import (
     shown,
 )
 from diskmoe.experts.tiles import Bytes
+from diskmoe.experts.verify import verify
 
 # What a model directory has beside tensors (glob patterns). config.json comes last: it makes a
 # directory a model.
@@ -95,8 +97,14 @@ def convert(
     dense_format: str | None = "q8",
     progress: Progress | None = None,
     threads: int = 2,
+    checked: Progress | None = None,
+    made: Mapping[str, bytes] | None = None,
 ) -> Conversion:
     """Write the container `out_dir`. A format of None keeps the checkpoint's own precision.
+
+    `progress` is told what was written, `checked` what was read back and found to be the same.
+    `made` has the files that lie beside the tensors, for a checkpoint that is no directory to copy
+    them from; one of them is config.json.
 
     Raises BadModel for a checkpoint that does not fit its plan and for an `out_dir` that is
     somebody else's (nothing is left behind then), BadOutput when it cannot be written or another
@@ -107,7 +115,7 @@ def convert(
     out = Path(out_dir)
     checkpoint.verify(plan)
     manifest = Manifest(checkpoint, plan, expert_format, dense_format)
-    job = _Job(checkpoint, manifest, out, progress)
+    job = _Job(checkpoint, manifest, out, progress, checked, made)
     with job.disk_errors():
         if _is_done(out, manifest.facts):
             return job.summary(time.perf_counter() - begin, kept=job.total_nbytes)
@@ -160,15 +168,22 @@ class _Job:
     """One conversion under way."""
 
     def __init__(
-        self, checkpoint: Checkpoint, manifest: Manifest, out: Path, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        manifest: Manifest,
+        out: Path,
+        progress: Progress | None,
+        checked: Progress | None,
+        made: Mapping[str, bytes] | None,
     ) -> None:
         self.checkpoint, self.manifest, self.out = checkpoint, manifest, out
         self.partial = out.with_name(out.name + ".partial")
         self.sizes = manifest.sizes()
         self.total_nbytes = sum(self.sizes.values())
-        self.copied = side_files(checkpoint.path)
+        self.made = made or {}
+        self.copied = side_files(checkpoint.path) if made is None else list(made)
         self.kept: set[str] = set()
-        self._progress = progress
+        self._progress, self._checked = progress, checked
         self._done_nbytes = 0
 
     @property
@@ -248,16 +263,34 @@ class _Job:
                         self._write_layer(layer, made)
         if DENSE_NAME not in self.kept:
             self._write_dense()
+        self._read_back()
         with self.disk_errors():
             for name in self.copied:
                 target = self.partial / name
                 target.parent.mkdir(exist_ok=True)
-                _copy(self.checkpoint.path / name, target)
+                _place(self.made.get(name, self.checkpoint.path / name), target)
             _sync_directory(self.partial)
             if self.out.exists():
                 self.out.rmdir()  # it was empty
             self.partial.rename(self.out)
             _sync_directory(self.out.parent)
+
+    def _read_back(self) -> None:
+        """Compare all that was written with its checksums, past the page cache where that works."""
+        done, pieces = (
+            0,
+            [p for name in self.sizes for p in pieces_in(read_header(self.partial / name))],
+        )
+        for piece, damage in verify(pieces):
+            if damage is not None:
+                piece.path.unlink(missing_ok=True)
+                raise WriteFailed(
+                    f"{damage}, just after it was written: the disk or the memory is not to be "
+                    f"trusted; {piece.path.name} was removed, run the same command to go on"
+                )
+            done += piece.nbytes
+            if self._checked is not None:
+                self._checked(done, self.total_nbytes, piece.path.name)
 
     def _check_room(self) -> None:
         missing = self._missing_nbytes()
@@ -345,9 +378,13 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _copy(source: Path, target: Path) -> None:
+def _place(source: Path | bytes, target: Path) -> None:
+    """Copy a file, or write its contents, whole or not at all."""
     temporary = target.with_name(target.name + ".tmp")
-    shutil.copyfile(source, temporary)
+    if isinstance(source, bytes):
+        temporary.write_bytes(source)
+    else:
+        shutil.copyfile(source, temporary)
     with open(temporary, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(temporary, target)

@@ -32,8 +32,8 @@ def export_checkpoint(container: Container, plan: TensorPlan, out: Path) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadOutput(f"{out}: is in use; name a new directory")
     out.mkdir(parents=True, exist_ok=True)
-    forms = {"each": "each", "fused": "fused", "codes": "fused"}  # codes have no place in f32
-    experts = tuple(replace(layer, form=forms[layer.form]) for layer in plan.experts)
+    plain = {"codes": "fused"}  # codes have no place in f32
+    experts = tuple(replace(e, form=plain.get(e.form, e.form)) for e in plan.experts)
     plan = replace(plan, experts=experts)
     specs = [TensorSpec(name, "F32", shape) for name, shape, _ in plan.tensors()]
     metadata = {"format": "pt"}
@@ -54,25 +54,28 @@ def _arrays(container: Container, plan: TensorPlan) -> Iterator[npt.NDArray[np.f
     for tensor in plan.dense:
         yield container.f32(tensor.name)
     for layer in plan.experts:
-        if layer.form == "fused":
-            yield from _fused(container, plan, layer)
-            continue
-        for expert in range(plan.n_experts):
-            yield from container.expert_f32(layer.layer, expert)
+        if layer.form == "each":
+            for expert in range(plan.n_experts):
+                yield from container.expert_f32(layer.layer, expert)
+        else:
+            yield from _of_all(container, plan, layer)
 
 
-def _fused(
+def _of_all(
     container: Container, plan: TensorPlan, layer: ExpertTensors
 ) -> Iterator[npt.NDArray[np.float32]]:
     """The tensors of all experts of a layer, expert by expert: gate and up, biases, down, biases."""
-    numbers = range(plan.n_experts)
+    numbers, stacked = range(plan.n_experts), layer.form == "stacked"
     biases = [container.expert_biases(layer.layer, expert) for expert in numbers]
     for expert in numbers:
         gate, up, _ = container.expert_f32(layer.layer, expert)
-        yield np.stack([gate.T, up.T], axis=2)  # (hidden, ffn, 2): columns alternate
+        # rows one after another; or (hidden, ffn, 2): columns alternate
+        yield np.concatenate([gate, up]) if stacked else np.stack([gate.T, up.T], axis=2)
     if plan.biased:
-        yield from (np.stack([gate, up], axis=1) for gate, up, _ in biases)
+        axis = 0 if stacked else 1
+        yield from (np.stack([gate, up], axis) for gate, up, _ in biases)
     for expert in numbers:
-        yield np.ascontiguousarray(container.expert_f32(layer.layer, expert)[2].T)
+        down = container.expert_f32(layer.layer, expert)[2]
+        yield down if stacked else np.ascontiguousarray(down.T)
     if plan.biased:
         yield from (down for _, _, down in biases)

@@ -35,6 +35,7 @@ from diskmoe.experts.quantise import quantise_fp8, quantise_mxfp4, quantise_q4, 
 
 GROUP = 32
 TILE = 16
+FP8_COLUMNS = 128  # that share a scale
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
@@ -87,7 +88,7 @@ FORMATS: dict[str, Format] = {
         Format("q4", 4, GROUP, np.uint8, np.uint8, two_level=True),
         Format("q4g64", 4, 64, np.uint8, np.uint8, two_level=True),
         Format("mxfp4", 4, GROUP, np.uint8, np.uint8),
-        Format("fp8", 8, 128, np.uint8, np.float32, TILE),
+        Format("fp8", 8, FP8_COLUMNS, np.uint8, np.float32, TILE),
     )
 }
 
@@ -99,6 +100,15 @@ class Quantised(NamedTuple):
     scales: npt.NDArray[Any]
     zeros: npt.NDArray[np.uint8] | None = None  # of the scales' shape; q4 and q4g64 only
     row_scales: npt.NDArray[np.float32] | None = None  # (rows,); q4 and q4g64 only
+
+    @property
+    def format(self) -> str:
+        """The name of the format that these are numbers of; their types tell it."""
+        if self.zeros is not None:
+            return "q4" if self.values.shape[1] // self.scales.shape[1] == GROUP else "q4g64"
+        if self.values.dtype == np.int8:
+            return "q8"
+        return "fp8" if self.scales.dtype == np.float32 else "mxfp4"
 
 
 def format_for_bits(bits: int) -> str:
@@ -172,22 +182,20 @@ def dequantise(
         weights: npt.NDArray[np.float32] = sixteenths.astype(np.float32)
         weights *= (row_scales[:, None] * scales.astype(np.float32))[:, :, None]
         return weights.reshape(rows, cols)
-    numbers: npt.NDArray[np.float32]
-    if values.dtype == np.int8:
-        numbers = values.astype(np.float32)
-    elif scales.dtype == np.uint8:
-        numbers = np.concatenate([_E2M1, -_E2M1])[values]
-    else:
+    fmt = Quantised(values, scales).format
+    if fmt == "fp8":
         numbers = _e4m3_numbers()[values]
-    if scales.dtype == np.uint8:
-        wide = np.ldexp(np.float32(1.0), scales.astype(np.int32) - 127)
+        for block in range(scales.shape[1]):  # no memory beside the numbers
+            of_rows = np.repeat(scales[:, block], TILE)[:rows, None]
+            numbers[:, block * FP8_COLUMNS : (block + 1) * FP8_COLUMNS] *= of_rows
+        return numbers
+    if fmt == "q8":
+        numbers, wide = values.astype(np.float32), scales.astype(np.float32)
     else:
-        wide = scales.astype(np.float32)
-    if values.dtype == np.uint8 and scales.dtype != np.uint8:
-        spread = np.repeat(np.repeat(wide, TILE, axis=0)[:rows], 128, axis=1)[:, :cols]
-        return numbers * spread
-    groups = scales.shape[1]
-    grouped = numbers.reshape(rows, groups, cols // groups) * wide[:, :, None]
+        numbers = np.concatenate([_E2M1, -_E2M1])[values]
+        wide = np.ldexp(np.float32(1.0), scales.astype(np.int32) - 127)
+    grouped = numbers.reshape(*scales.shape, -1)
+    grouped *= wide[:, :, None]
     return grouped.reshape(rows, cols)
 
 

@@ -7,12 +7,14 @@ files later, and make the same bytes again.
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
+from diskmoe.experts.checkpoint import Checkpoint, DenseTensor, TensorPlan
 from diskmoe.experts.checksums import NO_CHECKSUM
 from diskmoe.experts.container import (
     DENSE_NAME,
@@ -43,11 +45,9 @@ class Manifest:
         self.plan = plan
         self.vectors = [tensor for tensor in plan.dense if tensor.kind == "vector"]
         matrices = [tensor for tensor in plan.dense if tensor.kind == "matrix"]
-        if dense_format is None:
-            own = {checkpoint.own_format(tensor.name) for tensor in matrices}
-            dense_format = "bf16" if own == {"bf16"} else "f32"
+        formats = {t.name: dense_format or checkpoint.own_format(t.name) for t in matrices}
         facts = Facts(
-            dense_format=dense_format,
+            dense_format=_most_common(formats, matrices),
             expert_format=expert_format or own_expert_format(checkpoint, plan),
             hidden=plan.hidden,
             ffn=plan.ffn,
@@ -60,7 +60,9 @@ class Manifest:
         )
         self.facts = replace(facts, source=_fingerprint(checkpoint, plan, facts))
         self.layouts = {
-            t.name: matrix_layout(mtp_format(dense_format) if t.mtp else dense_format, *t.shape)
+            t.name: matrix_layout(
+                mtp_format(formats[t.name]) if t.mtp else formats[t.name], *t.shape
+            )
             for t in matrices
         }
 
@@ -107,6 +109,14 @@ class Manifest:
             "dense": json.dumps(table, separators=(",", ":")),
             "checksums": _sums(self.dense_specs(), checksums),
         }
+
+
+def _most_common(formats: Mapping[str, str], matrices: Sequence[DenseTensor]) -> str:
+    """The format that most weights of the matrices have."""
+    weights = Counter[str]()
+    for tensor in matrices:
+        weights[formats[tensor.name]] += math.prod(tensor.shape)
+    return weights.most_common(1)[0][0] if weights else "f32"
 
 
 def _sums(specs: Sequence[TensorSpec], checksums: Mapping[str, str] | None) -> str:

@@ -15,7 +15,7 @@ from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.records import CheckpointRecords
 from diskmoe.experts.safetensors_io import shown
-from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, aligned_zeros, matrix_layout, pack
+from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, aligned_zeros, matrix_layout
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def packed_parts(checkpoint: Checkpoint, name: str, layout: MatrixLayout) -> Ite
         end = min(begin + block, layout.rows)
         part_layout = matrix_layout(layout.format, end - begin, layout.cols)
         try:
-            part = pack(checkpoint.rows(name, begin, end), part_layout)
+            part = checkpoint.pack_part(name, begin, part_layout)
         except ValueError as error:
             path = checkpoint.info(name).path
             raise BadModel(f"{path}: tensor {shown(name)} from row {begin} on: {error}") from None

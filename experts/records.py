@@ -18,7 +18,7 @@ from diskmoe.experts.formats import mtp_format
 from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.reader import FileReader
 from diskmoe.experts.safetensors_io import TensorInfo
-from diskmoe.experts.stored import StoredExperts
+from diskmoe.experts.stored import experts_of
 from diskmoe.experts.tiles import PAGE, Bytes, RecordLayout, record_layout
 
 
@@ -138,7 +138,7 @@ class ContainerRecords(_Paced):
 
 def own_expert_format(checkpoint: Checkpoint, plan: TensorPlan) -> str:
     """The format that keeps the experts' own numbers: mxfp4, bf16, or f32 for F32 and F16."""
-    own = {StoredExperts(checkpoint, plan, layer).own_format() for layer in plan.experts}
+    own = {experts_of(checkpoint, plan, layer).own_format() for layer in plan.experts}
     return own.pop() if len(own) == 1 else "f32"
 
 
@@ -161,9 +161,7 @@ class CheckpointRecords(_Paced):
         pacer: Pacer | None = None,
         why: str = "",
     ) -> None:
-        self._stored = {
-            layer.layer: StoredExperts(checkpoint, plan, layer) for layer in plan.experts
-        }
+        self._stored = {layer.layer: experts_of(checkpoint, plan, layer) for layer in plan.experts}
         self._mtp_layers = {layer.layer for layer in plan.experts if layer.mtp}
         fmt = fmt or own_expert_format(checkpoint, plan)
         self.expert_format = fmt

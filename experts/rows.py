@@ -13,7 +13,7 @@ from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.reader import FileReader
-from diskmoe.experts.safetensors_io import as_f32, numpy_dtype, shown
+from diskmoe.experts.safetensors_io import numpy_dtype, shown
 from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, matrix_layout, pack
 
 
@@ -54,21 +54,25 @@ class CheckpointRows:
     def __init__(self, checkpoint: Checkpoint, name: str, whole: MatrixLayout) -> None:
         self.layout = matrix_layout(whole.format, 1, whole.cols)
         self._reader = FileReader()
-        self._info = checkpoint.info(name)
-        if self._info.shape != (whole.rows, whole.cols):
+        self._matrix = checkpoint.matrix(name)
+        if self._matrix.shape != (whole.rows, whole.cols):
             raise BadModel(
-                f"{self._info.path}: tensor {shown(name)} has shape {list(self._info.shape)}, "
-                f"config.json asks for {[whole.rows, whole.cols]}"
+                f"{self._matrix.codes.path}: tensor {shown(name)} has shape "
+                f"{list(self._matrix.shape)}, config.json asks for {[whole.rows, whole.cols]}"
             )
-        self._raw = np.empty(self._info.nbytes // whole.rows, np.uint8)
+        pieces = self._matrix.pieces
+        self._raw = [np.empty(info.nbytes // info.shape[0], np.uint8) for info in pieces]
 
     def read(self, piece: int, out: Bytes) -> None:
-        info = self._info
-        self._reader.read_into(info.path, info.offset + piece * len(self._raw), self._raw)
-        row = self._raw.view(numpy_dtype(info.dtype)).reshape(1, -1)
+        stored = []
+        places = (piece, self._matrix.scale_rows(piece, piece + 1)[0])
+        for info, row, raw in zip(self._matrix.pieces, places, self._raw, strict=False):
+            self._reader.read_into(info.path, info.offset + row * len(raw), raw)
+            stored.append(raw.view(numpy_dtype(info.dtype)).reshape(1, -1))
         try:
-            pack(row if info.dtype == "BF16" else as_f32(row, info.dtype), self.layout, out)
+            pack(self._matrix.decoded(stored, piece), self.layout, out)
         except ValueError as error:
+            info = self._matrix.codes
             raise BadModel(
                 f"{info.path}: tensor {shown(info.name)}, row {piece}: {error}"
             ) from None

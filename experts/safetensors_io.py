@@ -146,7 +146,7 @@ def read_header(path: str | Path) -> Header:
         name: _checked_tensor(path, name, entry, start, size - start)
         for name, entry in table.items()
     }
-    _refuse_overlaps(path, tensors)
+    refuse_overlaps(path, tensors)
     return Header(path, tensors, metadata, start, size)
 
 
@@ -193,7 +193,8 @@ def _are_counts(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
-def _refuse_overlaps(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
+def refuse_overlaps(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    """BadModel when two of a file's tensors share bytes."""
     previous: TensorInfo | None = None
     for info in sorted(tensors.values(), key=lambda info: (info.offset, info.offset + info.nbytes)):
         if info.nbytes == 0:

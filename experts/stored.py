@@ -4,7 +4,6 @@ The rule of this file: it knows where bytes lie and what they mean, and reads no
 is given room and a function that reads into it. `checkpoint.ExpertTensors` says what the forms are.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,23 +12,26 @@ import numpy.typing as npt
 
 from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, TensorPlan
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.formats import GROUP, Quantised, dequantise
+from diskmoe.experts.formats import GROUP, Quantised
+from diskmoe.experts.layer_experts import LayerExperts, Read
 from diskmoe.experts.reader import through_nbytes
 from diskmoe.experts.safetensors_io import TensorInfo, as_f32, numpy_dtype, shown
 from diskmoe.experts.tiles import (
     Bytes,
     MatrixLayout,
     RecordLayout,
+    Weights,
     pack,
     pack_biases,
-    pack_values,
     packing_bytes,
 )
 
-Weights = npt.NDArray[np.float32] | npt.NDArray[np.uint16] | Quantised  # u16: the bits of bf16
-Read = Callable[[TensorInfo, Bytes], Bytes]  # (what to read, room for it) -> its bytes in the room
-
 CODES = "mxfp4"  # the format that keeps codes exactly
+
+
+def experts_of(checkpoint: Checkpoint, plan: TensorPlan, layer: ExpertTensors) -> LayerExperts:
+    """What takes the experts of a layer out of a checkpoint."""
+    return checkpoint.experts(plan, layer) or StoredExperts(checkpoint, plan, layer)
 
 
 class StoredExperts:
@@ -39,6 +41,7 @@ class StoredExperts:
         self._checkpoint = checkpoint
         self._tensors = tensors
         self._biased = plan.biased
+        self._ffn = plan.ffn
         if tensors.form == "codes" and (plan.hidden % GROUP or plan.ffn % GROUP):
             raise BadModel(
                 f"{checkpoint.path}: experts of {plan.ffn} x {plan.hidden} have no whole groups of "
@@ -51,7 +54,7 @@ class StoredExperts:
             return CODES
         # the experts of a layer share their type: one speaks for all
         own = {self._checkpoint.own_format(name) for name in self._tensors.names(0)}
-        return "bf16" if own == {"bf16"} else "f32"
+        return own.pop() if len(own) == 1 else "f32"
 
     def pieces(self, expert: int) -> list[TensorInfo]:
         """The parts of tensors that an expert is made of."""
@@ -63,12 +66,16 @@ class StoredExperts:
         gate, up, down = self._tensors.names(expert)
         if self._tensors.form == "each":
             return [(name, [slice(None)]) for name in (gate, up, down)]
-        return [(gate, [slice(0, None, 2), slice(1, None, 2)]), (down, [slice(None)])]
+        if self._tensors.form == "stacked":
+            both = [slice(0, self._ffn), slice(self._ffn, None)]
+        else:
+            both = [slice(0, None, 2), slice(1, None, 2)]
+        return [(gate, both), (down, [slice(None)])]
 
     def _of(self, name: str, expert: int) -> list[TensorInfo]:
-        """The expert's own part of a tensor: its numbers, or blocks and scales."""
+        """The expert's own part of a tensor: its numbers, or codes and scales."""
         if self._tensors.form == "each":
-            return [self._checkpoint.info(name)]
+            return self._checkpoint.matrix(name).pieces
         endings = ("_blocks", "_scales") if self._tensors.form == "codes" else ("",)
         return [self._part(name + ending, expert) for ending in endings]
 
@@ -93,9 +100,12 @@ class StoredExperts:
     def temporary_bytes(self, expert: int, part: MatrixLayout) -> int:
         """Most bytes that `load` takes to pack one matrix so, beside the buffer."""
         elements = part.rows * part.cols
+        if self._tensors.form == "each":
+            stored = [self._checkpoint.matrix(name) for name in self._tensors.names(expert)]
+            return max(matrix.temporary_bytes(part) for matrix in stored)
         if self._tensors.form == "codes":
             numbers = elements + elements // 2
-            wide = 0 if part.format == CODES else 8 * elements + packing_bytes(part, False)
+            wide = 0 if part.format == CODES else 4 * elements + packing_bytes(part, False)
             return numbers + wide
         dtypes = {piece.dtype for piece in self.pieces(expert)}
         most = max(packing_bytes(part, dtype == "BF16") for dtype in dtypes)
@@ -124,7 +134,7 @@ class StoredExperts:
                 part, out = next(places)
                 try:
                     # not bound to a name: one matrix is gone before the next one is made
-                    _pack(self._weights(last.dtype, stored, cut), part, out)
+                    pack(self._weights(name, last.dtype, stored, cut), part, out)
                 except ValueError as error:
                     raise BadModel(f"{last.path}: tensor {shown(last.name)}: {error}") from None
         biases: list[npt.NDArray[np.float32]] = []
@@ -133,8 +143,12 @@ class StoredExperts:
             biases += [bias[cut].copy() for cut in cuts]
         pack_biases(biases, layout, record)
 
-    def _weights(self, dtype: str, stored: list[npt.NDArray[Any]], cut: slice) -> Weights:
+    def _weights(
+        self, name: str, dtype: str, stored: list[npt.NDArray[Any]], cut: slice
+    ) -> Weights:
         """The rows `cut` of a matrix (outputs, inputs)."""
+        if self._tensors.form == "each":
+            return self._checkpoint.matrix(name).decoded(stored)
         if self._tensors.form == "codes":
             blocks, scales = (array[cut] for array in stored)
             rows, groups, _ = blocks.shape
@@ -144,14 +158,3 @@ class StoredExperts:
             return Quantised(codes.reshape(rows, -1), scales)
         numbers = (stored[0].T if self._tensors.form == "fused" else stored[0])[cut]
         return numbers.view(np.uint16) if dtype == "BF16" else as_f32(numbers, dtype)
-
-
-def _pack(weights: Weights, part: MatrixLayout, out: Bytes) -> None:
-    if not isinstance(weights, Quantised):
-        pack(weights, part, out)
-    elif part.format == CODES:
-        pack_values(weights, part, out)
-    else:
-        if (weights.scales == 0xFF).any():
-            raise ValueError(f"a {CODES} scale is not a number")
-        pack(dequantise(*weights), part, out)

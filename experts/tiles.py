@@ -55,6 +55,7 @@ PAGE = 4096  # of records: what O_DIRECT asks of offsets and lengths
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint16]  # of bf16 numbers
+Weights = Floats | Bits | Quantised
 
 
 def _round_up(number: int, multiple: int) -> int:
@@ -171,34 +172,45 @@ def record_layout(fmt: str, hidden: int, ffn: int, biased: bool = False) -> Reco
     return RecordLayout(inner, inner, down, 0, inner.nbytes, 2 * inner.nbytes, nbytes, offsets)
 
 
-def pack(weights: Floats | Bits, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
-    """f32, or bf16 bits (u16), (rows, cols) -> packed u8 (nbytes,), written into `out` if given.
+def pack(weights: Weights, layout: MatrixLayout, out: Bytes | None = None) -> Bytes:
+    """f32, bf16 bits (u16), or codes, (rows, cols) -> packed u8 (nbytes,), into `out` if given.
 
-    ValueError for a wrong shape, or when an integer format is given a weight that is not finite.
+    Codes are kept where they are the layout's own. ValueError for a wrong shape, for codes that are
+    no numbers, or when an integer format is given a weight that is not finite.
     """
-    if weights.shape != (layout.rows, layout.cols):
-        raise ValueError(f"weights of shape {weights.shape} do not fit {layout}")
+    coded = isinstance(weights, Quantised)
+    shape = (len(weights.values), layout.cols) if coded else weights.shape
+    if shape != (layout.rows, layout.cols):
+        raise ValueError(f"weights of shape {shape} do not fit {layout}")
     out = checked_out(layout.nbytes, out)
     pack_rows(weights, layout, 0, out)
     out[layout.used_nbytes :] = 0  # whatever the memory held before
     return out
 
 
-def pack_rows(weights: Floats | Bits, layout: MatrixLayout, first_row: int, out: Bytes) -> None:
+def pack_rows(weights: Weights, layout: MatrixLayout, first_row: int, out: Bytes) -> None:
     """Write the rows from `first_row` (a multiple of 16) on into `out` u8 (nbytes,).
 
-    weights: f32, or the bits of bf16 (u16), (some rows, cols). A matrix that is packed part by
-    part needs memory for one part only. The padding at the end is not touched.
+    weights: as `pack` takes them, (some rows, cols). A matrix that is packed part by part needs
+    memory for one part only. The padding at the end is not touched.
     """
-    if first_row % TILE or weights.shape[1] != layout.cols:
-        raise ValueError(f"rows of shape {weights.shape} from row {first_row} do not fit {layout}")
+    if first_row % TILE:
+        raise ValueError(f"row {first_row} is not the first of a tile")
+    if isinstance(weights, Quantised):
+        _check_numbers(weights, matrix_layout(weights.format, len(weights.values), layout.cols))
+        if weights.format == layout.format:
+            _pack_part(weights.values, layout, first_row, out, weights)
+            return
+        weights = widened(weights)[:, : layout.cols]
+    if weights.shape[1] != layout.cols:
+        raise ValueError(f"rows of shape {weights.shape} do not fit {layout}")
     if layout.format == "bf16":
-        bits = weights if weights.dtype == np.uint16 else round_to_bf16(_widened(weights))
+        bits = weights if weights.dtype == np.uint16 else round_to_bf16(widened(weights))
         _pack_part(bits, layout, first_row, out)
     elif layout.format == "f32":
-        _pack_part(_widened(weights), layout, first_row, out)
+        _pack_part(widened(weights), layout, first_row, out)
     else:
-        numbers = quantise(_widened(weights), layout.format)
+        numbers = quantise(widened(weights), layout.format)
         _pack_part(numbers.values, layout, first_row, out, numbers)
 
 
@@ -230,7 +242,7 @@ def _check_numbers(numbers: Quantised, layout: MatrixLayout) -> None:
     if row_scales is not None:
         is_number = np.isfinite(row_scales)
     elif layout.format == "fp8":
-        is_number = values & 0x7F != 0x7F
+        is_number = (values & 0x7F != 0x7F).all() & np.isfinite(scales)
     else:
         is_number = scales != 0xFF if layout.format == "mxfp4" else np.isfinite(scales)
     if not is_number.all():
@@ -337,7 +349,10 @@ def compile_packers(formats: Iterable[str]) -> None:
         pack(np.zeros((TILE, TILE), np.uint16), layout)
 
 
-def _widened(weights: Floats | Bits) -> Floats:
+def widened(weights: Weights) -> Floats:
+    """What `pack` takes, as f32; of codes with whole groups of columns."""
+    if isinstance(weights, Quantised):
+        return dequantise(*weights)
     if weights.dtype == np.uint16:
         return widen_bf16(weights.view(np.uint16))
     return weights.astype(np.float32, copy=False)

@@ -4,8 +4,8 @@ A trace is a CSV file that any program can read: comment lines (#), the heading
 ``phase,step,layer,experts``, then one line for each row and layer: phase 0 for a prompt and 1 for
 decoding, the number of the row in its layer, the layer, the experts in the router's order, joined by
 ``-``. The comment ``# forward`` stands before each forward: the lines that follow it, of one layer,
-are one union. Where drafts were verified, ``# accepted N`` follows: the first N of its rows were right,
-and the others' experts were needed for nothing. ``diskmoe bench replay`` and ``bench decode --routing`` read it (``bench.trace``).
+are one union. ``# accepted N`` behind that: it had drafts, and the first N of its rows were right.
+``diskmoe bench replay`` and ``bench decode --routing`` read it (``bench.trace``).
 
 The rule of this file: nothing is written while a run generates. Rows are kept in memory, two bytes
 an expert, and the file is written whole by ``close``.

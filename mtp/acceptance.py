@@ -1,7 +1,7 @@
 """How often drafts are right, by source, by their place among the source's drafts, and by grade.
 
 What is kept is P(draft j right | those before it were), from judged drafts alone. A place that was
-seen little leans on the source's own guess of itself, a grade on its place.
+seen little leans on the source's own guess of itself, and so does a grade, or else on its place.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ class _Share:
 class Acceptance:
     """The chances of one source's drafts."""
 
-    def __init__(self, prior: Sequence[float]) -> None:
-        """prior: of the first, second, ... draft; the last holds for all behind it."""
+    def __init__(self, prior: Sequence[float], grades: Sequence[float] = ()) -> None:
+        """prior: of the first, second, ... draft; the last holds for all behind it. grades: of each
+        grade, wherever it stands; (): as of its place."""
         self._prior = tuple(prior)
+        self._by_grade = tuple(grades)
         self._places: dict[int, _Share] = {}
         self._grades: dict[tuple[int, int], _Share] = {}
 
@@ -51,6 +53,9 @@ class Acceptance:
         place = min(place, PLACES - 1)
         if place in self._places:
             value = self._places[place].value(value)
-        if grade is not None and (place, grade) in self._grades:
-            value = self._grades[place, grade].value(value)
-        return value
+        if grade is None:
+            return value
+        if grade < len(self._by_grade):
+            value = self._by_grade[grade]
+        seen = self._grades.get((place, grade))
+        return value if seen is None else seen.value(value)

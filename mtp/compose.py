@@ -52,7 +52,7 @@ class _Entry:
         self.source = source
         self.guard = Guard()
         self.account = Account()
-        self.acceptance = Acceptance(source.prior)
+        self.acceptance = Acceptance(source.prior, source.grades)
         self.seconds = 0.0  # that a draft takes; of cheap ones nobody asks
 
     def note_seconds(self, seconds: float) -> None:

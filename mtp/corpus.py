@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.mtp.evidence import LONGEST, PLACES, Place, guess
+from diskmoe.mtp.evidence import LONGEST, PLACES, RIGHT, Place, guess
 from diskmoe.mtp.source import Draft
 
 BREAK = 0xFFFFFFFF  # no id: stands before each document
@@ -138,6 +138,7 @@ class CorpusSource:
     name = "corpus"
     gave_up = ""
     cheap = True
+    grades = RIGHT
     prior = (0.6, 0.75)
 
     def __init__(self, corpus: Corpus, prompt: Sequence[int] = ()) -> None:

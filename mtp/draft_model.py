@@ -49,6 +49,7 @@ class DraftModelSource:
     name = "draft"
     cheap = False
     prior = (0.7, 0.75)
+    grades = (0.65, 0.85, 0.87, 0.97)
 
     def __init__(
         self,

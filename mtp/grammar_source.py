@@ -22,6 +22,7 @@ class GrammarSource:
     name = "grammar"
     prior = (0.98,)
     cheap = True
+    grades = ()
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Generator, Iterator, Sequence
 
-from diskmoe.mtp.evidence import LONGEST, PLACES, Place, guess
+from diskmoe.mtp.evidence import LONGEST, PLACES, RIGHT, Place, guess
 from diskmoe.mtp.source import Draft
 
 _NOWHERE = -1
@@ -73,6 +73,7 @@ class NgramSource:
     name = "ngram"
     gave_up = ""
     cheap = True
+    grades = RIGHT
     prior = (0.75, 0.8)
 
     def __init__(self, prompt: Sequence[int] = ()) -> None:

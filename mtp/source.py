@@ -56,6 +56,11 @@ class DraftSource(Protocol):
         ...
 
     @property
+    def grades(self) -> tuple[float, ...]:
+        """The same by grade, wherever it stands; () where grades say nothing."""
+        ...
+
+    @property
     def cheap(self) -> bool:
         """Whether drafts are looked up, so that asking costs next to nothing; else each takes a
         forward of some model, and the source is asked where that is likely to pay."""

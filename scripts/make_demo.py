@@ -114,11 +114,11 @@ def load_tokenizer(gguf: Path, work: Path) -> Tokenizer:
     """tokenizer.json made from the GGUF, once."""
     path = work / "tokenizer.json"
     if not path.exists():
-        from gguf import GGUFReader
+        from diskmoe.engine.text.gguf_tokenizer import tokenizer_files
+        from diskmoe.experts.gguf_file import read_gguf
 
-        from diskmoe.engine.text.gguf_tokenizer import tokenizer_files_from_gguf
-
-        tokenizer_files_from_gguf(GGUFReader(str(gguf)), work)
+        for name, contents in tokenizer_files(read_gguf(gguf)[1]).items():
+            (work / name).write_bytes(contents)
     return Tokenizer.from_file(str(path))
 
 

@@ -3,12 +3,13 @@
     pip install -e ".[oracle]"
     python scripts/make_golden.py [NAME ...]      # rewrites tests/golden/<name>/
 
-Each fixture is a random model of one family as its own ``save_pretrained`` writes it, in bf16, and
-``expected.json``: the prompt, the logits of every prompt row in f32, and the greedy tokens after it
-with the least gap between the best and the second best logit; and, for the model converted to
-q8/q8 and q4/q8, the logits that transformers gives with the dequantised weights. The plain test run
-checks them without torch, so that a machine without the oracle still notices a wrong forward. Numbers come from torch on the CPU in f32; another
-torch version may change their last digits, the committed files are the reference.
+Each fixture is a random model of one family as its own ``save_pretrained`` writes it, or as the hub
+has it, in bf16, and ``expected.json``: the prompt, the logits of every prompt row in f32, and the
+greedy tokens after it with the least gap between the best and the second best logit; and, for the
+model converted to q8/q8 and q4/q8, the logits that transformers gives with the dequantised weights.
+The plain test run checks them without torch, so that a machine without the oracle still notices a
+wrong forward. Numbers come from torch on the CPU in f32; another torch version may change their last
+digits, the committed files are the reference.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hub_layout import to_hub_layout
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from diskmoe.engine.model.config import read_config
@@ -34,6 +36,7 @@ TOKENS = 32
 SEEDS = 2000
 LEAST_MARGIN = 0.01
 LEAST_CHOICE_MARGIN = 0.02  # of router logits: rounding must not send a row to another expert
+LEAST_LATENT_CHOICE_MARGIN = 0.1  # of models with one more matrix, and its rounding, in a row
 LEAST_DISTINCT = 8  # different tokens in the answer: one that repeats itself proves little
 QUANTISED = (("q8", "q8"), ("q4", "q8"))  # experts, dense
 LARGEST_FILE = 300_000  # bytes: fixtures live in git
@@ -50,6 +53,33 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
+}
+_HYBRID: dict[str, Any] = {
+    # what a random state answers may be near 0, which a norm without this would make rounding of
+    "rms_norm_eps": 4e-3,
+    "head_dim": 16,
+    "num_experts": 6,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "full_attention_interval": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "rope_theta": 1e5,
+}
+_LATENT: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 6,
+    "moe_intermediate_size": 32,
+    "intermediate_size": 64,
+    "first_k_dense_replace": 1,
 }
 FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
@@ -110,26 +140,125 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "num_experts": 6,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 64,
+            "shared_expert_intermediate_size": 40,
+            "rope_theta": 1e6,
+        },
+    ),
+    "granitemoe": (
+        "granitemoe",
+        {
+            "num_local_experts": 6,
+            "intermediate_size": 32,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "mixtral": (
+        "mixtral",
+        {"num_local_experts": 6, "intermediate_size": 32, "rope_theta": 1e6, "sliding_window": 5},
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        {
+            "head_dim": 16,
+            "rotary_dim": 8,
+            "num_local_experts": 6,
+            "intermediate_size": 32,
+            "rope_theta": 1e5,
+        },
+    ),
+    "qwen3_next": (
+        "qwen3_next",
+        {**_HYBRID, "intermediate_size": 64, "mlp_only_layers": [1], "norm_topk_prob": True},
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe_text", _HYBRID),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_HYBRID, "linear_value_head_dim": 16}),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 40.0,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "q_lora_rank": 20,
+            "n_shared_experts": 1,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "num_nextn_predict_layers": 0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 40.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {
+            **_LATENT,
+            "q_lora_rank": 20,
+            "v_head_dim": 32,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+    ),
     "qwen3": ("qwen3", {"head_dim": 16, "intermediate_size": 64, "rope_theta": 1e6}),
     "qwen2": ("qwen2", {"intermediate_size": 64, "tie_word_embeddings": True}),
     "llama": ("llama", {"intermediate_size": 64, "attention_bias": True}),
 }
+ZERO_CENTRED = ("qwen3_next", "qwen3_5_moe_text")  # norms, but those of delta layers
+AS_ON_THE_HUB = ("qwen3_5_moe",)  # fixtures that are rewritten from what save_pretrained writes
 
 
 def random_model(family: str, settings: dict[str, Any], seed: int) -> Any:
     """Weights of spread 0.08, norms about 1, biases and correction biases not 0; all bf16."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, **_COMMON, **settings)
+    config = AutoConfig.for_model(family, **(_COMMON | settings))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("inv_freq"):
                 continue
             spread, centre = (0.1, 1.0) if "norm" in name else (0.08, 0.0)
-            if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+            if name.endswith(("mlp.gate.weight", "router.weight")):
                 spread = 0.2
-            elif name.endswith("sinks"):
+            elif name.endswith(("sinks", "dt_bias", "A_log")):
                 spread = 1.0
+            elif name.endswith("conv1d.weight"):
+                spread = 0.3
+            elif "norm" in name and config.model_type in ZERO_CENTRED:
+                centre = 1.0 if "linear_attn" in name else 0.0
             tensor.copy_(centre + spread * torch.randn_like(tensor))
     return model.to(torch.bfloat16)
 
@@ -152,32 +281,56 @@ def answer(folder: Path) -> tuple[list[list[float]], list[int], float]:
 
 
 def choice_margin(folder: Path) -> float:
-    """The least gap between the last expert that a row of the prompt goes to and the next one.
-
-    Biases that a family adds for the choice only are not looked at.
+    """The least gap between the last expert that a row of the prompt goes to and the next one, and
+    between the last of its groups and the next, in units of logits.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         output = model(torch.tensor([PROMPT]), use_cache=False, output_router_logits=True)
-    margin, top_k = float("inf"), model.config.num_experts_per_tok
-    for logits in getattr(output, "router_logits", None) or ():
-        ordered = logits.sort(dim=-1, descending=True).values
-        margin = min(margin, float((ordered[:, top_k - 1] - ordered[:, top_k]).min()))
+    margin, config = float("inf"), model.config
+    named = dict(model.named_buffers())
+    biases = [named[name] for name in named if name.endswith("e_score_correction_bias")]
+    for layer, scores in enumerate(getattr(output, "router_logits", None) or ()):
+        best = 1
+        if biases:
+            scores = 4 * (scores.sigmoid() + biases[layer])  # a sigmoid rises by 1/4 at most
+            best = 2
+        if biases or getattr(config, "topk_method", None) == "group_limited_greedy":
+            groups = scores.unflatten(-1, (config.n_group, -1))
+            values = groups.topk(best, dim=-1).values.sum(dim=-1)
+            margin = min(margin, gap(values, config.topk_group))
+            last = values.topk(config.topk_group, dim=-1).values[:, -1:]
+            scores = groups.masked_fill((values < last)[..., None], -torch.inf).flatten(1)
+        margin = min(margin, gap(scores, config.num_experts_per_tok))
     return margin
+
+
+def gap(scores: torch.Tensor, chosen: int) -> float:
+    """scores (rows, choices): the least distance from the last of the chosen to the next."""
+    if chosen == scores.shape[1]:
+        return float("inf")
+    ordered = scores.sort(dim=-1, descending=True).values
+    return float((ordered[:, chosen - 1] - ordered[:, chosen]).min())
 
 
 def make(folder: Path, family: str, settings: dict[str, Any]) -> None:
     """Write one fixture: the first seed whose greedy answer and experts have no near tie."""
+    least_choice = LEAST_LATENT_CHOICE_MARGIN if "kv_lora_rank" in settings else LEAST_CHOICE_MARGIN
     for seed in range(SEEDS):
         shutil.rmtree(folder, ignore_errors=True)
         random_model(family, settings, seed).save_pretrained(folder)
+        if folder.name in AS_ON_THE_HUB:
+            to_hub_layout(folder, mtp=False)
         (folder / "generation_config.json").unlink(missing_ok=True)
         for path in folder.iterdir():
             path.chmod(0o644)
-        if choice_margin(folder) < LEAST_CHOICE_MARGIN:
+        if choice_margin(folder) < least_choice:
             continue
         logits, tokens, margin = answer(folder)
-        if margin >= LEAST_MARGIN and len(set(tokens)) >= LEAST_DISTINCT:
+        if margin < LEAST_MARGIN or len(set(tokens)) < LEAST_DISTINCT:
+            continue
+        quantised = {formats: quantised_logits(folder, *formats) for formats in QUANTISED}
+        if all(choices >= least_choice for _, choices in quantised.values()):
             break
     else:
         raise SystemExit(
@@ -186,9 +339,8 @@ def make(folder: Path, family: str, settings: dict[str, Any]) -> None:
         )
     expected = {"prompt": PROMPT, "greedy": tokens, "least_margin": round(margin, 5)}
     text = json.dumps(expected)[:-1] + f', "logits": [\n  {rows_text(logits)}\n]'
-    for experts, dense in QUANTISED:
-        rows = rows_text(quantised_logits(folder, experts, dense))
-        text += f', "logits {experts}/{dense}": [\n  {rows}\n]'
+    for (experts, dense), (rows, _) in quantised.items():
+        text += f', "logits {experts}/{dense}": [\n  {rows_text(rows)}\n]'
     text += "}\n"
     (folder / "expected.json").write_text(text, encoding="utf-8", newline="\n")
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
@@ -199,15 +351,16 @@ def make(folder: Path, family: str, settings: dict[str, Any]) -> None:
     )
 
 
-def quantised_logits(folder: Path, experts: str, dense: str) -> list[list[float]]:
-    """What transformers says of the prompt, given the numbers that quantised weights stand for."""
+def quantised_logits(folder: Path, experts: str, dense: str) -> tuple[list[list[float]], float]:
+    """What transformers says of the prompt, given the numbers that quantised weights stand for,
+    and the choice margin of that."""
     checkpoint = Checkpoint.open(folder)
     plan = tensor_plan(read_config(checkpoint.config, str(folder)), checkpoint.has)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         convert(checkpoint, plan, work / "converted", experts, dense)
         export_checkpoint(Container.open(work / "converted"), plan, work / "exported")
-        return answer(work / "exported")[0]
+        return answer(work / "exported")[0], choice_margin(work / "exported")
 
 
 def rows_text(logits: list[list[float]]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.engine.kernels.delta_shape import DeltaShape
 from diskmoe.engine.kernels.ffn_shape import SILU, Swiglu
 from diskmoe.engine.model.rope import Yarn
 
@@ -216,6 +217,33 @@ def route(
     if renorm:
         weights /= weights.sum(axis=1, keepdims=True) + (1e-20 if score == "sigmoid" else 0)
     return ids, weights * scale
+
+
+def gated_delta(
+    raw: Floats, a: Floats, b: Floats, shape: DeltaShape, conv: Floats, log: Floats, bias: Floats
+) -> Doubles:
+    """raw (n, channels), a and b (n, value_heads), conv (channels, taps) -> (n, value_heads,
+    value_dim): what the states of rows 0.. answer, row after row, as the delta rule is written."""
+    n, shared = len(raw), shape.value_heads // shape.key_heads
+    before = np.concatenate([np.zeros((shape.taps - 1, shape.channels)), raw.astype(np.float64)])
+    mixed = sum(before[tap : tap + n] * conv[:, tap] for tap in range(shape.taps))
+    mixed = mixed * sigmoid(np.asarray(mixed))
+    widths = (shape.key_width, 2 * shape.key_width)
+    q, k, v = np.split(mixed, widths, axis=1)
+    q, k = (part.reshape(n, shape.key_heads, shape.key_dim) for part in (q, k))
+    q, k = (part / np.sqrt((part**2).sum(axis=2, keepdims=True) + 1e-6) for part in (q, k))
+    v = v.reshape(n, shape.value_heads, shape.value_dim)
+    step = sigmoid(b)
+    fade = np.exp(-np.exp(log.astype(np.float64)) * np.log1p(np.exp(a.astype(np.float64) + bias)))
+    out = np.zeros(v.shape)
+    for head in range(shape.value_heads):
+        state = np.zeros((shape.key_dim, shape.value_dim))
+        for i in range(n):
+            key, query = k[i, head // shared], q[i, head // shared]
+            state *= fade[i, head]
+            state += np.outer(key, step[i, head] * (v[i, head] - key @ state))
+            out[i, head] = query @ state / np.sqrt(shape.key_dim)
+    return out
 
 
 def mask_of(allowed: npt.NDArray[np.uint64], n: int) -> npt.NDArray[np.bool_]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.forward import Transformer
-from diskmoe.engine.model.kvcache import KvCache
+from diskmoe.engine.model.kvcache import KEPT_ROWS, KvCache
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import load_dense
 from diskmoe.experts.checkpoint import Checkpoint
@@ -45,7 +45,40 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# layers 0 and 2 have a delta rule, layer 1 has attention
+_HYBRID: dict[str, Any] = {
+    # what a random state answers may be near 0, which a norm without this would make rounding of
+    "rms_norm_eps": 1e-2,
+    "head_dim": 32,
+    "num_experts": 8,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.25,
+}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 48,
+    "intermediate_size": 96,
+    "first_k_dense_replace": 1,
+}
 _FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_next": {**_HYBRID, "norm_topk_prob": True, "intermediate_size": 96},
+    "qwen3_5_moe": _HYBRID,
+    "qwen3_5_moe_text": _HYBRID,
     "qwen3_moe": {
         "head_dim": 32,
         "num_experts": 8,
@@ -91,18 +124,87 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         },
         "swiglu_limit": 0.5,
     },
+    "mixtral": {"num_local_experts": 8, "intermediate_size": 48, "rope_theta": 1e6},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "moe_intermediate_size": 48,
+        "intermediate_size": 96,
+        "shared_expert_intermediate_size": 40,
+        "norm_topk_prob": False,
+        "rope_theta": 1e6,
+        "attention_bias": None,
+    },
+    "granitemoe": {
+        "num_local_experts": 8,
+        "intermediate_size": 48,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 6.0,
+    },
+    "minimax_m2": {
+        "head_dim": 32,
+        "rotary_dim": 16,
+        "num_local_experts": 8,
+        "intermediate_size": 48,
+        "rope_theta": 1e5,
+    },
+    "deepseek_v2": {
+        **_LATENT,
+        "q_lora_rank": None,
+        "n_shared_experts": 2,
+        "topk_method": "greedy",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+    },
+    "deepseek_v3": {
+        **_LATENT,
+        "num_nextn_predict_layers": 0,
+        "rope_interleave": True,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 40.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "glm4_moe_lite": {
+        **_LATENT,
+        "v_head_dim": 48,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "num_nextn_predict_layers": 0,
+        "n_group": 1,
+        "topk_group": 1,
+        "rms_norm_eps": 1e-5,
+        "routed_scaling_factor": 1.8,
+        "rope_theta": 1e6,
+    },
 }
+_FAMILIES["kimi_k2"] = {**_FAMILIES["deepseek_v3"], "n_group": 1, "topk_group": 1}
+_FAMILIES["kimi_k25"] = _FAMILIES["kimi_k2"]
 
 
 def tiny_config(family: str, **changes: Any) -> dict[str, Any]:
-    """A config.json of a tiny model; ``key=None`` takes a key away."""
+    """A config.json of a tiny model; a change to ``None`` takes a key away."""
     merged = {"model_type": family, **_COMMON, **_FAMILIES[family], **changes}
-    return {key: value for key, value in merged.items() if value is not None}
+    config = {k: v for k, v in merged.items() if v is not None or k not in changes}
+    if family == "qwen3_5_moe":
+        return {"model_type": family, "text_config": config | {"model_type": f"{family}_text"}}
+    return config
 
 
 def random_tensors(config: dict[str, Any], seed: int, mtp: bool = False) -> Tensors:
-    """Every tensor of the model, f32: matrices N(0, 0.08), norms about 1, biases about 0."""
-    plan = tensor_plan(read_config(config, "tiny"), (lambda name: True) if mtp else None)
+    """Every tensor of the model, f32: matrices N(0, 0.08), biases about 0, and norms about
+    what leaves a vector as it is."""
+    plan = tensor_plan(
+        read_config(config, "tiny"), (lambda name: "experts" not in name) if mtp else None
+    )
     rng = np.random.default_rng(seed)
 
     def draw(shape: tuple[int, ...], spread: float, centre: float = 0.0):
@@ -111,10 +213,13 @@ def random_tensors(config: dict[str, Any], seed: int, mtp: bool = False) -> Tens
     tensors: Tensors = {}
     for tensor in plan.dense:
         if "norm" in tensor.name:
-            tensors[tensor.name] = draw(tensor.shape, 0.1, 1.0)
-        elif tensor.name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+            centre = 0.0 if tensor.form == "plus_one" else 1.0
+            tensors[tensor.name] = draw(tensor.shape, 0.1, centre)
+        elif tensor.name.endswith(("gate.weight", "router.weight")):
             tensors[tensor.name] = draw(tensor.shape, 0.2)
-        elif tensor.name.endswith("sinks"):
+        elif tensor.name.endswith("conv1d.weight"):
+            tensors[tensor.name] = draw(tensor.shape, 0.3)
+        elif tensor.name.endswith(("sinks", "A_log", "dt_bias")):
             tensors[tensor.name] = draw(tensor.shape, 1.0)
         else:
             tensors[tensor.name] = draw(tensor.shape, 0.08)
@@ -141,19 +246,86 @@ def with_codes(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any]
     return config | {"quantization_config": {"quant_method": "mxfp4"}}, stored, exact
 
 
+def with_fp8(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Stored, Tensors]:
+    """A model with its layers' matrices in FP8 by blocks: (config, what is stored, what it means)."""
+    stored: Stored = dict(tensors)
+    exact = dict(tensors)
+    for name, weights in tensors.items():
+        if weights.ndim != 2 or ".layers." not in name or name.endswith("gate.weight"):
+            continue
+        rows, cols = (-(-n // 128) for n in weights.shape)
+        blocks = np.zeros((rows * 128, cols * 128), np.float32)
+        blocks[: weights.shape[0], : weights.shape[1]] = weights
+        largest = np.abs(blocks).reshape(rows, 128, cols, 128).max(axis=(1, 3))
+        scales = (largest / 448).astype(np.float32)
+        wide = np.repeat(np.repeat(scales, 128, 0), 128, 1)[: weights.shape[0], : weights.shape[1]]
+        numbers = _E4M3[:127]
+        between = (numbers[1:] + numbers[:-1]) / 2
+        codes = np.searchsorted(between, np.abs(weights / wide)).astype(np.uint8)
+        codes |= np.where(weights < 0, np.uint8(128), np.uint8(0))
+        stored[name], stored[name + "_scale_inv"] = codes, scales
+        exact[name] = _E4M3[codes] * wide
+    method = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}
+    method |= {"activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head", "gate"]}
+    return config | {"quantization_config": method}, stored, exact
+
+
+def with_int4(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Stored, Tensors]:
+    """A model with its experts in packed int4: (config, what is stored, what it stands for)."""
+    stored: Stored = dict(tensors)
+    exact = dict(tensors)
+    for name, weights in tensors.items():
+        if ".experts." not in name:
+            continue
+        groups = weights.reshape(len(weights), -1, 32)
+        scales = _rounded(np.abs(groups).max(axis=2) / 7.5, "bf16")
+        codes = np.clip(np.rint(groups / scales[:, :, None]), -8, 7)
+        exact[name] = (codes * scales[:, :, None]).astype(np.float32).reshape(weights.shape)
+        nibbles = (codes + 8).astype(np.uint8).reshape(len(weights), -1)
+        pairs = np.ascontiguousarray(nibbles[:, 0::2] | nibbles[:, 1::2] << 4)
+        del stored[name]
+        stored[name + "_packed"], stored[name + "_scale"] = pairs.view(np.int32), scales
+        stored[name + "_shape"] = np.array(weights.shape, np.int32)
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
+    group = {"weights": {**weights, "group_size": 32}, "targets": ["Linear"]}
+    method = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    method |= {"config_groups": {"group_0": group}, "ignore": ["lm_head", "re:.*self_attn.*"]}
+    return config | {"quantization_config": method}, stored, exact
+
+
+def _e4m3() -> npt.NDArray[np.float32]:
+    """The number of each code, by the format's definition; those of NaN are never made."""
+    codes = np.arange(256)
+    exponent, fraction = (codes >> 3) & 15, codes & 7
+    size = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
+    return np.where(codes < 128, size, -size).astype(np.float32)
+
+
+_E4M3 = _e4m3()
+
+
 def write_checkpoint(
     folder: Path, config: dict[str, Any], tensors: Stored | Tensors, dtype: str = "f32"
 ) -> Path:
-    """Write config.json and model.safetensors, weights as ``f32``, ``f16`` or ``bf16``; bytes as U8."""
+    """Write config.json and model.safetensors, weights as ``f32``, ``f16`` or ``bf16``.
+
+    Bytes are U8, or FP8 where the tensor's name is that of a weight, and words I32.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     header: dict[str, Any] = {}
     body = bytearray()
     for name, tensor in tensors.items():
-        codes = tensor.dtype == np.uint8
-        raw = tensor.tobytes() if codes else _as_bytes(tensor, dtype)
+        kind = dtype.upper()
+        if tensor.dtype == np.uint8:
+            kind = "F8_E4M3" if name.endswith(".weight") else "U8"
+        elif tensor.dtype == np.int32:
+            kind = "I32"
+        elif name.endswith("_scale_inv"):
+            kind = "F32"
+        raw = _as_bytes(tensor, dtype) if kind == dtype.upper() else tensor.tobytes()
         header[name] = {
-            "dtype": "U8" if codes else dtype.upper(),
+            "dtype": kind,
             "shape": list(tensor.shape),
             "data_offsets": [len(body), len(body) + len(raw)],
         }
@@ -196,6 +368,7 @@ def running(
     threads: int = 1,
     context: int = 128,
     kv_format: str = "f32",
+    kept: int = KEPT_ROWS,
 ) -> Iterator[Transformer]:
     """A model that runs from ``folder``, a checkpoint or a converted model, by the real store."""
     if is_container(folder):
@@ -207,14 +380,14 @@ def running(
     else:
         source = Checkpoint.open(folder)
         config = read_config(source.config, str(folder))
-        plan = tensor_plan(config)
+        plan = tensor_plan(config, source.has)
         source.verify(plan)
         records = CheckpointRecords(source, plan, expert_format)
     weights = load_dense(source, config, dense_format)
     store = ExpertStore(records, slots, config.moe_layers, config.experts)
     try:
         with Workers(threads) as workers:
-            kv = KvCache(config, context, kv_format=kv_format)
+            kv = KvCache(config, context, kv_format=kv_format, kept=kept)
             yield Transformer(config, weights, store, kv, workers)
     finally:
         store.close()

@@ -10,6 +10,8 @@ TINY = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
+    "rotary_dim": 16,
     "intermediate_size": 128,
     "num_experts": 32,
     "num_local_experts": 32,
@@ -17,6 +19,16 @@ TINY = {
     "n_routed_experts": 32,
     "num_experts_per_tok": 4,
     "max_position_embeddings": 512,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 96,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "linear_key_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 32,
+    "full_attention_interval": 2,
 }
 
 
@@ -24,7 +36,7 @@ def tiny_shape(name: str = "qwen3-30b-a3b") -> Shape:
     """A shape of the same family with small numbers."""
     real = SHAPES[name]
     own = {key: value for key, value in TINY.items() if key in real.config}
-    if name == "olmoe":
+    if name in ("olmoe", "qwen1.5-moe") or "kv_lora_rank" in real.config:
         own["num_key_value_heads"] = 4
     return Shape(name, {**real.config, **own}, real.gguf_arch)
 

@@ -17,9 +17,11 @@ import naive
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.engine.kernels.delta_shape import DeltaShape
 from diskmoe.engine.kernels.ffn_shape import Swiglu
 from diskmoe.engine.model.config import ModelConfig
-from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.families import FAMILIES, Names
+from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.experts.formats import quantise, round_to_bf16, widen_bf16
 
 Floats = npt.NDArray[np.float32]
@@ -51,20 +53,28 @@ class Twin:
     expert_format: str = "f32"
     margin: float = 0.5
 
+    @property
+    def names(self) -> Names:
+        return FAMILIES[self.config.family].names
+
     def logits(self, ids: npt.ArrayLike) -> Floats:
         """(n,) -> (n, vocab), every row seeing itself and the earlier ones."""
-        config, names = self.config, FAMILIES[self.config.family].names
+        config, names = self.config, self.names
         embedding = held(self.tensors[names.embedding], self.dense_format)
-        x = embedding[np.asarray(ids)]
+        x = embedding[np.asarray(ids)] * np.float32(config.embedding_scale)
         for layer in range(config.layers):
             at = names.layer.format(L=layer)
             x = x + self._attention(self._norm(x, at + names.attention_norm), at, layer)
             x = x + self._feed_forward(self._norm(x, at + names.ffn_norm), at, layer)
         head = names.embedding if config.tied else names.head
-        return self._linear(self._norm(x, names.final_norm), head, self.dense_format)
+        logits = self._linear(self._norm(x, names.final_norm), head, self.dense_format)
+        return logits * np.float32(config.logit_scale)
 
-    def _norm(self, x: Floats, name: str) -> Floats:
-        return naive.rms_norm(x, self.tensors[name], self.config.norm_epsilon).astype(np.float32)
+    def _norm(self, x: Floats, name: str, centred: bool | None = None) -> Floats:
+        """centred: whether the weights are what is added to 1; None: as the model's norms are."""
+        centred = self.config.zero_centred if centred is None else centred
+        weights = self.tensors[name] + np.float32(centred)
+        return naive.rms_norm(x, weights, self.config.norm_epsilon).astype(np.float32)
 
     def _linear(self, x: Floats, name: str, fmt: str) -> Floats:
         return self._product(x, self.tensors[name], fmt)
@@ -85,21 +95,63 @@ class Twin:
         out = self._linear(x, f"{name}.weight", self.dense_format)
         return out + self.tensors.get(f"{name}.bias", np.float32(0))
 
+    def _turned(self, x: Floats) -> Floats:
+        """x (n, heads, dims) after rope, row i at position i."""
+        config, magnitude = self.config, 1.0
+        frequencies = config.rope_theta ** -(np.arange(0, config.rope_dims, 2) / config.rope_dims)
+        if config.yarn is not None:
+            frequencies = naive.yarn_frequencies(config.rope_theta, config.rope_dims, config.yarn)
+            magnitude = config.yarn.magnitude
+        interleaved = config.rope_layout == "interleaved"
+        return naive.rope(x, frequencies, 0, interleaved, magnitude).astype(np.float32)
+
+    def _latent_attention(self, x: Floats, shape: LatentShape, at: str) -> Floats:
+        """Keys are expanded, as published; values are after the mixing, which is where a format
+        that quantises its inputs quantises them."""
+        names, n, heads = self.names, len(x), self.config.heads
+
+        def normed(y: Floats, name: str) -> Floats:
+            return naive.rms_norm(y, self.tensors[at + name], 1e-6).astype(np.float32)
+
+        if shape.q_rank:
+            q = normed(self._projection(x, at + names.q_a), names.q_a_norm)
+            q = self._projection(q, at + names.q_b)
+        else:
+            q = self._projection(x, at + names.q)
+        q = q.reshape(n, heads, -1)
+        q = np.concatenate([q[..., : shape.plain], self._turned(q[..., shape.plain :])], axis=2)
+        down = self._projection(x, at + names.kv_a)
+        latents = normed(down[:, : shape.rank], names.kv_a_norm)
+        turned = self._turned(down[:, None, shape.rank :])
+        weights = self.tensors[f"{at}{names.kv_b}.weight"].reshape(heads, -1, shape.rank)
+        expanders = held(weights.reshape(-1, shape.rank), self.dense_format).reshape(weights.shape)
+        keys = np.einsum("nr,hpr->nhp", latents, expanders[:, : shape.plain])
+        keys = np.concatenate([keys, np.repeat(turned, heads, axis=1)], axis=2)
+        values = np.repeat(latents[:, None], heads, axis=1)
+        mixed = naive.attend(q, keys, values, 0, self.config.attention_scale).astype(np.float32)
+        out = [
+            self._product(mixed[:, h], weights[h, shape.plain :], self.dense_format)
+            for h in range(heads)
+        ]
+        return self._projection(np.concatenate(out, axis=1), at + names.o)
+
     def _attention(self, x: Floats, at: str, layer: int) -> Floats:
-        config, names = self.config, FAMILIES[self.config.family].names
+        config, names = self.config, self.names
+        if config.latent is not None:
+            return self._latent_attention(x, config.latent, at)
+        if config.delta is not None and layer in config.delta_layers:
+            return self._delta(x, config.delta, at)
         heads = {
             names.q: (config.heads, names.q_norm),
             names.k: (config.kv_heads, names.k_norm),
             names.v: (config.kv_heads, None),
         }
-        exponents = np.arange(0, config.rope_dims, 2) / config.rope_dims
-        frequencies, magnitude = config.rope_theta**-exponents, 1.0
-        if config.yarn is not None:
-            frequencies = naive.yarn_frequencies(config.rope_theta, config.rope_dims, config.yarn)
-            magnitude = config.yarn.magnitude
-        parts = []
+        parts, gates = [], np.float32(1)
         for part, (count, norm) in heads.items():
             y = self._projection(x, at + part)
+            if part == names.q and config.q_gate:
+                y, gates = np.split(y.reshape(len(x), config.heads, -1), 2, axis=2)
+                y, gates = y.reshape(len(x), -1), naive.sigmoid(gates).reshape(len(x), -1)
             if norm is not None and config.qk_norm == "full_vector":
                 y = self._norm(y, at + norm)
             y = y.reshape(len(x), count, config.head_dim)
@@ -108,12 +160,41 @@ class Twin:
             if config.clip_qkv is not None:
                 y = np.clip(y, -config.clip_qkv, config.clip_qkv)
             if norm is not None:
-                y = naive.rope(y, frequencies, 0, config.rope_layout == "interleaved", magnitude)
+                y = self._turned(y)
             parts.append(y.astype(np.float32))
         q, k, v = parts
         window, sinks = config.window(layer), self.tensors.get(at + names.sinks)
-        mixed = naive.attend(q, k, v, 0, config.head_dim**-0.5, window, sinks).astype(np.float32)
-        return self._projection(mixed.reshape(len(x), -1), at + names.o)
+        mixed = naive.attend(q, k, v, 0, config.attention_scale, window, sinks)
+        mixed = (mixed.reshape(len(x), -1) * gates).astype(np.float32)
+        return self._projection(mixed, at + names.o)
+
+    def _delta(self, x: Floats, shape: DeltaShape, at: str) -> Floats:
+        names, n = self.names, len(x)
+
+        def vector(name: str) -> Floats:
+            return self.tensors[at + name]
+
+        raw, b = (
+            self._linear(x, at + names.delta_qkv, self.dense_format),
+            self._linear(x, at + names.delta_b, "f32"),
+        )
+        if names.delta_fused:  # by key head
+            keys, values = shape.key_dim, shape.value_width // shape.key_heads
+            raw = raw.reshape(n, shape.key_heads, -1)
+            parts = np.split(raw, np.cumsum([keys, keys, values]), axis=2)
+            q, k, v, z = (part.reshape(n, -1) for part in parts)
+            raw = np.concatenate([q, k, v], axis=1)
+            b, a = np.split(b.reshape(n, shape.key_heads, -1), 2, axis=2)
+            a, b = a.reshape(n, -1), b.reshape(n, -1)
+        else:
+            z = self._linear(x, at + names.delta_z, self.dense_format)
+            a = self._linear(x, at + names.delta_a, "f32")
+        conv = vector(names.delta_conv)[:, 0]
+        log, bias = vector(names.delta_log), vector(names.delta_bias)
+        said = naive.gated_delta(raw, a, b, shape, conv, log, bias).astype(np.float32)
+        out = self._norm(said, at + names.delta_norm, centred=False)
+        out = naive.silu_mul(z, out.reshape(n, -1)).astype(np.float32)
+        return self._linear(out, at + names.delta_out, self.dense_format)
 
     def _ffn(
         self, x: Floats, matrices: list[Floats], fmt: str, biases: tuple[Floats, ...] = ()
@@ -127,7 +208,11 @@ class Twin:
 
     def _expert(self, at: str, expert: int) -> tuple[list[Floats], tuple[Floats, ...]]:
         """(gate, up and down, their biases) of an expert, however the checkpoint has them."""
-        names = FAMILIES[self.config.family].names
+        names = self.names
+        if not names.fused and at + names.stacked_gate_up in self.tensors:
+            both = self.tensors[at + names.stacked_gate_up][expert]
+            width = self.config.expert_width
+            return [both[:width], both[width:], self.tensors[at + names.stacked_down][expert]], ()
         if not names.fused:
             parts = (names.expert_gate, names.expert_up, names.expert_down)
             return [self.tensors[at + part.replace("{e}", str(expert))] for part in parts], ()
@@ -137,7 +222,7 @@ class Twin:
         return [both[:, 0::2].T, both[:, 1::2].T, down.T], (bias[0::2], bias[1::2], down_bias)
 
     def _feed_forward(self, x: Floats, at: str, layer: int) -> Floats:
-        config, names = self.config, FAMILIES[self.config.family].names
+        config, names = self.config, self.names
         if layer not in config.moe_layers:
             parts = (names.dense_gate, names.dense_up, names.dense_down)
             return self._ffn(x, [self.tensors[at + part] for part in parts], self.dense_format)
@@ -152,7 +237,7 @@ class Twin:
             bias,
             config.groups,
             config.top_groups,
-            "top2",
+            config.group_score,
             config.top_k,
             config.renorm,
             config.routed_scale,
@@ -165,5 +250,9 @@ class Twin:
                 out[i] += np.float32(weight) * y[0]
         if config.shared_width:
             parts = (names.shared_gate, names.shared_up, names.shared_down)
-            out += self._ffn(x, [self.tensors[at + part] for part in parts], self.dense_format)
+            shared = self._ffn(x, [self.tensors[at + part] for part in parts], self.dense_format)
+            if config.shared_gated:
+                switch = naive.matmul(x, self.tensors[at + names.shared_switch])
+                shared = (shared * naive.sigmoid(switch)).astype(np.float32)
+            out += shared
         return out

@@ -191,7 +191,7 @@ def _keep_q8(x, dims, out, scales):  # pragma: no cover - compiled
 
 
 @inner
-def _keep(x, dims, kind, part, kv, position):  # pragma: no cover - compiled
+def keep(x, dims, kind, part, kv, position):  # pragma: no cover - compiled
     """A head of f32 at x -> the cache whose part (six words) is described at `part`."""
     at = word_at(part) + kv * word_at(part + 16) + position * word_at(part + 8)
     if kind == KV_F32:
@@ -238,9 +238,9 @@ def _heads(args, begin, end):  # pragma: no cover - compiled
             sin = word_at(args + 120) + position * pairs * 4
             turn(x, cos, sin, pairs, word_at(args + 136))
         if base == args + 40:
-            _keep(x, dims, kind, args + 160, head, position)
+            keep(x, dims, kind, args + 160, head, position)
         elif base == args + 56:
-            _keep(x, dims, kind, args + 208, head, position)
+            keep(x, dims, kind, args + 208, head, position)
 
 
 HEADS = Phase(_heads)

@@ -36,6 +36,10 @@ class Rows:
     address: int
     step: int
 
+    def from_row(self, first: int) -> "Rows":
+        """The rows from `first` on."""
+        return Rows(self.address + first * self.step, self.step)
+
 
 class Phase:
     """A phase's function; its machine code is made, or found on disk, when it is first asked for."""

@@ -13,8 +13,11 @@ import numpy as np
 
 from diskmoe.engine.kernels.attention import ATTEND
 from diskmoe.engine.kernels.basic import NORM, rms_norm, rope_tables
+from diskmoe.engine.kernels.delta import DELTA, GATED_NORM, KEEP, MIX, SETTLE
 from diskmoe.engine.kernels.experts import COMBINE, DOWN, GATE_UP, expert_ffn
+from diskmoe.engine.kernels.gates import OPEN, SPLIT, SWITCH
 from diskmoe.engine.kernels.heads import HEADS
+from diskmoe.engine.kernels.latent import FOLD, KEEP_LATENTS, TURN_QUERIES, UNFOLD
 from diskmoe.engine.kernels.matmul import MULTIPLY, PREPARE, Matrix, matmul, take_rows
 from diskmoe.engine.kernels.products import tile_kernel
 from diskmoe.engine.kernels.program import Phase
@@ -24,6 +27,8 @@ from diskmoe.experts.tiles import matrix_layout, record_layout
 
 # in falling order of cost, so that two processes end at about the same time
 PHASES = (ATTEND, HEADS, ROUTE, PREPARE, GATE_UP, DOWN, MULTIPLY, COMBINE, NORM)
+LATENT_PHASES = (FOLD, KEEP_LATENTS, UNFOLD, TURN_QUERIES)
+DELTA_PHASES = (DELTA, MIX, KEEP, GATED_NORM, SETTLE, OPEN, SWITCH, SPLIT)
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,10 @@ def kernel_items(formats: Sequence[str]) -> list[WarmItem]:
     What packs weights on the way in is compiled by ``experts.tiles.compile_packers``.
     """
     return [
-        *(WarmItem(phase.name, partial(_ready_phase, phase)) for phase in PHASES),
+        *(
+            WarmItem(phase.name, partial(_ready_phase, phase))
+            for phase in (*PHASES, *LATENT_PHASES, *DELTA_PHASES)
+        ),
         *(WarmItem(f"products {fmt}", partial(_ready_tiles, fmt)) for fmt in formats),
         WarmItem("embedding", partial(_take_rows, formats[0])),
         WarmItem("threads", ready_pool),

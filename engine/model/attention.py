@@ -1,18 +1,25 @@
-"""Grouped-query attention of a chunk of rows, reading and extending the key-value cache."""
+"""Attention of a chunk of rows, reading and extending the key-value cache.
+
+The rule of this file: which kind of attention a layer has is said by its weights; grouped-query
+attention is here, latent attention in `latent.py`.
+"""
 
 import numpy as np
 
 from diskmoe.engine.kernels.attention import AttendShape, add_attend
 from diskmoe.engine.kernels.basic import add_norm, rope_tables
+from diskmoe.engine.kernels.gates import add_open, add_split
 from diskmoe.engine.kernels.heads import HeadShape, add_heads
+from diskmoe.engine.kernels.latent import Turning
 from diskmoe.engine.kernels.matmul import Product, add_products
 from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.program import Rows, address_of_array
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.kvcache import KvCache
+from diskmoe.engine.model.latent import add_latent_attention, latent_scratch_bytes
 from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes
 from diskmoe.engine.model.rope import rope_frequencies
-from diskmoe.engine.model.weights import AttentionWeights, Projection
+from diskmoe.engine.model.weights import AttentionWeights, LatentWeights
 
 
 class Attention:
@@ -36,7 +43,7 @@ class Attention:
         self,
         builder: RowBuilder,
         x: Rows,  # (n, hidden), normed
-        weights: AttentionWeights,
+        weights: AttentionWeights | LatentWeights,
         kv: KvCache,
         kv_layer: int,
         y: Rows,  # (n, hidden)
@@ -46,17 +53,28 @@ class Attention:
         The rows' keys and values are written above ``kv.length``, which stays as it is.
         """
         config, n = self._config, builder.n
-        q = builder.rows("attention.q", config.q_width)
+        start = address_of_array(self.start)
+        interleaved = config.rope_layout == "interleaved"
+        if isinstance(weights, LatentWeights):
+            turning = Turning(self._cos, self._sin, interleaved, start)
+            add_latent_attention(
+                builder, config, x, weights, turning, kv, kv_layer, y, self._threads
+            )
+            return
+        q = wide = builder.rows("attention.q", config.q_outputs)
         k = builder.rows("attention.k", config.kv_width)
         v = builder.rows("attention.v", config.kv_width)
         parts = ((weights.q, q), (weights.k, k), (weights.v, v))
         kinds = [projection.matrix.kind for projection, _ in parts]
         inputs = builder.prepared("attention.x", x, config.hidden, kinds)
         products = [
-            Product(projection.matrix, inputs[projection.matrix.kind], out, _bias(projection))
+            Product(projection.matrix, inputs[projection.matrix.kind], out, projection.bias_address)
             for projection, out in parts
         ]
         add_products(builder, products, n)
+        if config.q_gate:
+            q = builder.rows("attention.queries", config.q_width)
+            add_split(builder, n, config.heads, config.head_dim, wide, q)
         head_norms = None
         if weights.q_norm is not None and weights.k_norm is not None:
             if config.qk_norm == "per_head":
@@ -65,7 +83,6 @@ class Attention:
                 add_norm(builder, n, q, weights.q_norm, config.norm_epsilon, q)
                 add_norm(builder, n, k, weights.k_norm, config.norm_epsilon, k)
         keys, values = kv.parts(kv_layer)
-        start = address_of_array(self.start)
         add_heads(
             builder,
             n,
@@ -77,7 +94,7 @@ class Attention:
             config.norm_epsilon,
             config.clip_qkv,
             (self._cos, self._sin),
-            config.rope_layout == "interleaved",
+            interleaved,
             start,
             kv.kind,
             keys,
@@ -100,24 +117,26 @@ class Attention:
             self._threads,
             0 if weights.sinks is None else address_of_array(weights.sinks),
         )
-        kind = weights.o.matrix.kind
-        inputs = builder.prepared("attention.mixed", mixed, config.q_width, [kind])
-        add_products(
-            builder, [Product(weights.o.matrix, inputs[kind], y, _bias(weights.o), adds=True)], n
-        )
+        if config.q_gate:
+            add_open(builder, n, config.heads, config.head_dim, wide, mixed)
+        o = weights.o
+        inputs = builder.prepared("attention.mixed", mixed, config.q_width, [o.matrix.kind])
+        product = Product(o.matrix, inputs[o.matrix.kind], y, o.bias_address, adds=True)
+        add_products(builder, [product], n)
         builder.keep(kv, weights)
-
-
-def _bias(projection: Projection) -> int:
-    return 0 if projection.bias is None else address_of_array(projection.bias)
 
 
 def attention_scratch_bytes(
     config: ModelConfig, n: int, positions: int, formats: frozenset[str]
 ) -> int:
     """Bytes of rope tables and working arrays for chunks of up to ``n`` rows."""
+    tables = 4 * positions * config.rope_dims
+    if config.latent is not None:
+        return tables + latent_scratch_bytes(config, n, formats)
     kinds = [KIND[name] for name in formats]
-    rows = 2 * padded(config.q_width) + 2 * padded(config.kv_width)
+    rows = padded(config.q_outputs) + padded(config.q_width) + 2 * padded(config.kv_width)
+    if config.q_gate:
+        rows += padded(config.q_width)
     prepared = preparation_bytes(n, config.hidden, kinds)
     prepared += preparation_bytes(n, config.q_width, kinds)
-    return 4 * (positions * config.rope_dims + n * rows) + prepared
+    return tables + 4 * n * rows + prepared

@@ -6,23 +6,38 @@ rope, an unknown quantisation) is refused by name. The one rule: a value that ch
 either used or refused, never ignored.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from diskmoe.engine.model.families import FAMILIES, Family, QkNorm, RopeLayout, Score
-from diskmoe.engine.model.rope import Yarn, yarn_magnitude
+from diskmoe.engine.kernels.delta_shape import DeltaShape
+from diskmoe.engine.model.delta_config import delta_layers, delta_shape, text_half
+from diskmoe.engine.model.families import (
+    FAMILIES,
+    Family,
+    GroupScore,
+    QkNorm,
+    RopeLayout,
+    Score,
+)
+from diskmoe.engine.model.fields import (
+    MAX_CONTEXT,
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_LAYERS,
+    MAX_STOP_IDS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Fields,
+)
+from diskmoe.engine.model.latent_config import LatentShape, read_latent
+from diskmoe.engine.model.quantisation import quantisation_of
+from diskmoe.engine.model.rope import Yarn
+from diskmoe.engine.model.rope_config import read_rope
+from diskmoe.engine.model.scale_config import read_scales
 from diskmoe.experts.errors import BadModel
-
-MAX_HIDDEN = 65_536
-MAX_LAYERS = 1_024
-MAX_EXPERTS = 4_096
-MAX_VOCAB = 2_000_000
-MAX_HEADS = 4_096
-MAX_HEAD_DIM = 4_096
-MAX_WIDTH = 1_048_576  # of a projection or an FFN
-MAX_CONTEXT = 1 << 31
-MAX_STOP_IDS = 64
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
@@ -38,11 +53,15 @@ class ModelConfig:
     layers: int
     context: int  # positions the model was trained for
     norm_epsilon: float
+    zero_centred: bool  # norms are x * (1 + weight), but those within delta layers
     tied: bool  # the head is the embedding matrix
+    embedding_scale: float  # of its rows as they enter the first layer
+    logit_scale: float
     # attention
     heads: int
     kv_heads: int
-    head_dim: int
+    head_dim: int  # of queries and keys
+    latent: LatentShape | None  # None: keys and values have projections of their own
     qk_norm: QkNorm
     qkv_bias: bool
     output_bias: bool
@@ -53,6 +72,11 @@ class ModelConfig:
     yarn: Yarn | None  # None: plain rope
     sinks: bool
     windows: tuple[int, ...]  # by layer: keys that a row sees, 0 for all; (): all, in all layers
+    attention_scale: float  # of the dots of queries and keys
+    q_gate: bool  # q has a gate per output behind the queries of each head
+    # layers with a delta rule in place of attention
+    delta: DeltaShape | None
+    delta_layers: tuple[int, ...]  # ascending
     # router
     experts: int  # 0: a model without any
     top_k: int
@@ -61,15 +85,17 @@ class ModelConfig:
     correction_bias: bool
     groups: int
     top_groups: int
+    group_score: GroupScore
     renorm: bool
     routed_scale: float
     # feed-forward
     expert_width: int  # 1 where there are none: the least that a record can have
     shared_width: int  # 0: no shared expert
+    shared_gated: bool  # its result times sigmoid of a row's own number
     dense_width: int  # of the layers without experts; 0 when there are none
     moe_layers: tuple[int, ...]  # ascending
     expert_bias: bool
-    expert_codes: bool  # the checkpoint has its experts as MXFP4 codes
+    quantisation: str | None  # of the checkpoint: fp8, int4, mxfp4 (experts only), None
     swiglu_limit: float | None  # None: silu(gate) * up; else see kernels.ffn_shape.Swiglu
     swiglu_alpha: float
     # rest
@@ -79,71 +105,31 @@ class ModelConfig:
 
     @property
     def q_width(self) -> int:
+        """Of the queries, and of what attention gives."""
         return self.heads * self.head_dim
+
+    @property
+    def q_outputs(self) -> int:
+        """Rows of the matrix of queries."""
+        return self.q_width * (2 if self.q_gate else 1)
 
     @property
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
     @property
-    def attention_scale(self) -> float:
-        return self.head_dim**-0.5
+    def cached_parts(self) -> int:
+        """Parts that a position has in the cache: keys and values, or a latent that is both."""
+        return 2 if self.latent is None else 1
+
+    @property
+    def cached_dims(self) -> int:
+        """Numbers of a head in a part of the cache."""
+        return self.head_dim if self.latent is None else self.latent.width
 
     def window(self, layer: int) -> int:
         """How many keys a row of a layer sees, its own among them; 0: all."""
         return self.windows[layer] if layer < len(self.windows) else 0
-
-
-class _Fields:
-    """Typed, bounded access to a parsed config.json. Every complaint names key, value, allowed."""
-
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
-        self.raw = raw
-        self.where = where
-
-    def find(self, keys: Sequence[str]) -> tuple[str, Any]:
-        """The first of ``keys`` that is there and not null, else (first key, None)."""
-        for key in keys:
-            if self.raw.get(key) is not None:
-                return key, self.raw[key]
-        return keys[0], None
-
-    def wrong(self, key: str, value: object, allowed: str) -> BadModel:
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        return BadModel(f"{self.where}: {key} is {shown}, allowed: {allowed}")
-
-    def integer(self, keys: str | Sequence[str], low: int, high: int, default: int | None) -> int:
-        key, value = self.find((keys,) if isinstance(keys, str) else keys)
-        if value is None:
-            if default is None:
-                raise BadModel(
-                    f"{self.where}: {key} is missing, expected a whole number {low} to {high}"
-                )
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.wrong(key, value, f"a whole number {low} to {high}")
-        return value
-
-    def number(self, key: str, low: float, high: float, default: float | None) -> float:
-        value = self.raw.get(key)
-        if value is None:
-            if default is None:
-                raise BadModel(f"{self.where}: {key} is missing, expected {low:g} to {high:g}")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(key, value, f"a number {low:g} to {high:g}")
-        if not low <= value <= high:  # false for NaN too
-            raise self.wrong(key, value, f"a number {low:g} to {high:g}")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.wrong(key, value, "true or false")
-        return value
 
 
 def family_of(raw: Mapping[str, Any], where: str) -> str:
@@ -168,21 +154,20 @@ def read_config(raw: object, where: str) -> ModelConfig:
         raise BadModel(f"{where}: expected a JSON object, found {type(raw).__name__}")
     name = family_of(raw, where)
     family = FAMILIES[name]
-    f = _Fields(raw, where)
+    raw = text_half(raw, Fields(raw, where))
+    f = Fields(raw, where)
     _refuse_unsupported(f, family)
 
     hidden = f.integer("hidden_size", 1, MAX_HIDDEN, None)
     layers = f.integer("num_hidden_layers", 1, MAX_LAYERS, None)
     heads = f.integer("num_attention_heads", 1, MAX_HEADS, None)
-    kv_heads = f.integer("num_key_value_heads", 1, MAX_HEADS, heads)
-    if heads % kv_heads:
-        raise f.wrong("num_key_value_heads", kv_heads, f"a divisor of {heads} attention heads")
-    if f.raw.get("head_dim") is None and hidden % heads:
-        raise f.wrong("num_attention_heads", heads, f"a divisor of hidden_size {hidden}")
-    head_dim = f.integer("head_dim", 2, MAX_HEAD_DIM, hidden // heads)
-    if heads * head_dim > MAX_WIDTH:
-        raise f.wrong("head_dim", head_dim, f"heads x head_dim up to {MAX_WIDTH}")
-    rope_theta, rope_dims, yarn = _rope(f, family, head_dim)
+    latent = read_latent(f, heads) if family.latent else None
+    if latent is None:
+        kv_heads, head_dim = _heads(f, heads, hidden)
+        rope = read_rope(f, family, head_dim)
+    else:
+        kv_heads, head_dim = 1, latent.plain + latent.turning
+        rope = read_rope(f, family, latent.turning)
 
     experts, top_k, expert_width = 0, 0, 1
     if family.dense_rule != "all":
@@ -192,11 +177,14 @@ def read_config(raw: object, where: str) -> ModelConfig:
     if top_k > experts:
         raise f.wrong("num_experts_per_tok", top_k, f"at most the {experts} experts there are")
     groups, top_groups = _groups(f, family, experts, top_k)
-    shared = 0
-    if family.shared_count_key is not None:
+    shared_width = 0
+    if family.shared_width_key is not None:
+        shared_width = f.integer(family.shared_width_key, 1, MAX_WIDTH, None)
+    elif family.shared_count_key is not None:
         shared = f.integer(family.shared_count_key, 0, 1024, family.shared_count_default)
-    if shared * expert_width > MAX_WIDTH:
-        raise f.wrong(str(family.shared_count_key), shared, f"a total width up to {MAX_WIDTH}")
+        shared_width = shared * expert_width
+        if shared_width > MAX_WIDTH:
+            raise f.wrong(family.shared_count_key, shared, f"a total width up to {MAX_WIDTH}")
     moe_layers = _moe_layers(f, family, layers)
     dense_width = 0
     if len(moe_layers) < layers:
@@ -204,8 +192,9 @@ def read_config(raw: object, where: str) -> ModelConfig:
     clip = None
     if family.clip_key is not None and raw.get(family.clip_key) is not None:
         clip = f.number(family.clip_key, 1e-6, 1e9, None)
-    bias = f.flag("attention_bias", family.bias_default)
+    bias = f.flag(family.bias_key, family.bias_default)
     norm_on = family.qk_norm_key is None or f.flag(family.qk_norm_key, False)
+    scales = read_scales(f, family, head_dim, latent, rope.yarn)
 
     return ModelConfig(
         family=name,
@@ -213,21 +202,30 @@ def read_config(raw: object, where: str) -> ModelConfig:
         hidden=hidden,
         layers=layers,
         context=f.integer("max_position_embeddings", 1, MAX_CONTEXT, MAX_CONTEXT),
-        norm_epsilon=f.number("rms_norm_eps", 0.0, 1.0, family.norm_epsilon_default),
+        norm_epsilon=f.number("rms_norm_eps", 0.0, 1.0, family.norm_epsilon_default)
+        / scales.residual**2,
+        zero_centred=family.zero_centred,
         tied=f.flag("tie_word_embeddings", False),
+        embedding_scale=scales.embedding / scales.residual,
+        logit_scale=scales.logits,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
+        latent=latent,
         qk_norm=family.qk_norm if norm_on else "none",
         qkv_bias=bias,
         output_bias=bias and family.output_bias,
         clip_qkv=clip,
-        rope_layout=family.rope_layout,
-        rope_dims=rope_dims,
-        rope_theta=rope_theta,
-        yarn=yarn,
+        rope_layout=rope.layout,
+        rope_dims=rope.dims,
+        rope_theta=rope.theta,
+        yarn=rope.yarn,
         sinks=family.sinks,
-        windows=_windows(f, layers) if family.windows else (),
+        windows=_windows(f, family, layers),
+        attention_scale=scales.attention,
+        q_gate=family.q_gate,
+        delta=delta_shape(f) if family.delta else None,
+        delta_layers=delta_layers(f, layers) if family.delta else (),
         experts=experts,
         top_k=top_k,
         score=family.score,
@@ -235,23 +233,44 @@ def read_config(raw: object, where: str) -> ModelConfig:
         correction_bias=family.correction_bias,
         groups=groups,
         top_groups=top_groups,
-        renorm=f.flag("norm_topk_prob", family.renorm_default),
-        routed_scale=1.0 if family.scale_key is None else f.number(family.scale_key, 0, 1e6, 1.0),
+        group_score=family.group_score,
+        renorm=family.renorm_key is None or f.flag(family.renorm_key, family.renorm_default),
+        routed_scale=_routed_scale(f, family),
         expert_width=expert_width,
-        shared_width=shared * expert_width,
+        shared_width=shared_width,
+        shared_gated=family.shared_gated,
         dense_width=dense_width,
         moe_layers=moe_layers,
         expert_bias=family.expert_bias,
-        expert_codes=f.raw.get("quantization_config") is not None,
+        quantisation=quantisation_of(raw, family.names.fused, where),
         swiglu_limit=f.number("swiglu_limit", 1e-6, 1e6, 7.0) if family.clamped else None,
         swiglu_alpha=f.number("swiglu_alpha", -1e6, 1e6, 1.702) if family.clamped else 1.0,
-        mtp_layers=0 if family.mtp == "none" else f.integer(_MTP_LAYERS, 0, 16, 0),
+        mtp_layers=_mtp_layers(f, family),
         eos_ids=_ids(f, "eos_token_id"),
         bos_id=next(iter(_ids(f, "bos_token_id")), None),
     )
 
 
-def _refuse_unsupported(f: _Fields, family: Family) -> None:
+def _heads(f: Fields, heads: int, hidden: int) -> tuple[int, int]:
+    """(heads of keys and values, dims of a head) of ordinary attention."""
+    kv_heads = f.integer("num_key_value_heads", 1, MAX_HEADS, heads)
+    if heads % kv_heads:
+        raise f.wrong("num_key_value_heads", kv_heads, f"a divisor of {heads} attention heads")
+    if f.raw.get("head_dim") is None and hidden % heads:
+        raise f.wrong("num_attention_heads", heads, f"a divisor of hidden_size {hidden}")
+    head_dim = f.integer("head_dim", 2, MAX_HEAD_DIM, hidden // heads)
+    if heads * head_dim > MAX_WIDTH:
+        raise f.wrong("head_dim", head_dim, f"heads x head_dim up to {MAX_WIDTH}")
+    return kv_heads, head_dim
+
+
+def _routed_scale(f: Fields, family: Family) -> float:
+    if family.scale_key is None:
+        return 1.0
+    return f.number(family.scale_key, 0, 1e6, family.scale_default)
+
+
+def _refuse_unsupported(f: Fields, family: Family) -> None:
     for key, only in family.fixed:
         if f.raw.get(key) not in (None, only):
             raise f.wrong(key, f.raw[key], repr(only))
@@ -262,71 +281,16 @@ def _refuse_unsupported(f: _Fields, family: Family) -> None:
         raise BadModel(
             f"{f.where}: {family.window_key} is true, but sliding windows are not supported"
         )
-    quantised = f.raw.get("quantization_config")
-    if quantised is not None:
-        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
-        if method == "mxfp4" and family.names.fused:
-            return
-        raise BadModel(
-            f"{f.where}: the weights are quantised already (quantization_config:"
-            f" {str(method)[:40]}), use the bf16, f16 or f32 checkpoint of the model"
-        )
 
 
-def _rope(f: _Fields, family: Family, head_dim: int) -> tuple[float, int, Yarn | None]:
-    """(theta, dims that turn, yarn) from the old keys or from the ``rope_parameters`` dict of 5.x.
-
-    Where both forms say something, the dict wins over the plain keys and ``rope_scaling`` over
-    ``rope_parameters``, as in transformers.
-    """
-    key, value = f.find(("rope_scaling", "rope_parameters"))
-    if value == {}:
-        key, value = "rope_parameters", f.raw.get("rope_parameters")
-    if value is None:
-        value = family.yarn_default or {}
-    if not isinstance(value, Mapping):
-        raise f.wrong(key, value, "an object")
-    if any(isinstance(item, Mapping) for item in value.values()):
-        raise BadModel(f"{f.where}: {key} differs between layers, which is not supported")
-    kind = value.get("rope_type", value.get("type", "default"))
-    if kind not in ("default", "yarn"):
-        raise BadModel(
-            f"{f.where}: rope scaling {str(kind)[:40]!r} is not supported, only plain rope"
-            f" (rope_type 'default') and 'yarn'; see {key}"
-        )
-    merged = _Fields({**f.raw, **{k: v for k, v in value.items() if v is not None}}, f.where)
-    theta = merged.number("rope_theta", 1.0, 1e12, family.theta_default)
-    if family.rope_partial is None:
-        dims = head_dim
-    else:
-        share = merged.number("partial_rotary_factor", 0.0, 1.0, family.rope_partial)
-        dims = int(head_dim * share)
-    if dims < 2 or dims % 2:
-        raise f.wrong("head_dim", head_dim, f"an even number of rotary dims, not {dims}")
-    return theta, dims, _yarn(merged, key) if kind == "yarn" else None
-
-
-def _yarn(f: _Fields, key: str) -> Yarn:
-    """The keys of a rope_scaling with rope_type yarn."""
-    for name in ("mscale", "mscale_all_dim"):
-        if f.raw.get(name) is not None:
-            raise BadModel(f"{f.where}: yarn with {name} is not supported; see {key}")
-    if f.raw.get("rope_theta") == 1:
-        raise f.wrong("rope_theta", 1, "more than 1 with yarn")
-    context = f.integer("max_position_embeddings", 1, MAX_CONTEXT, MAX_CONTEXT)
-    factor = f.number("factor", 1.0, 1e6, None)
-    return Yarn(
-        factor=factor,
-        trained=f.integer("original_max_position_embeddings", 1, MAX_CONTEXT, context),
-        fast=f.number("beta_fast", 1e-6, 1e6, 32.0),
-        slow=f.number("beta_slow", 1e-6, 1e6, 1.0),
-        truncate=f.flag("truncate", True),
-        magnitude=f.number("attention_factor", 0.0, 1e3, yarn_magnitude(factor)),
-    )
-
-
-def _windows(f: _Fields, layers: int) -> tuple[int, ...]:
-    """By layer: how many keys a row sees, 0 for all. By default every other layer, from the first."""
+def _windows(f: Fields, family: Family, layers: int) -> tuple[int, ...]:
+    """By layer: how many keys a row sees, 0 for all. Listed layers are by default every other one,
+    from the first."""
+    if family.windows == "none":
+        return ()
+    if family.windows == "all":
+        window = f.integer("sliding_window", 1, MAX_CONTEXT, 0)
+        return (window,) * layers if window else ()
     kinds = ("sliding_attention", "full_attention")
     listed = f.raw.get("layer_types")
     if listed is None:
@@ -341,11 +305,19 @@ def _windows(f: _Fields, layers: int) -> tuple[int, ...]:
     return tuple(window if kind == kinds[0] else 0 for kind in listed)
 
 
-def _groups(f: _Fields, family: Family, experts: int, top_k: int) -> tuple[int, int]:
+def _groups(f: Fields, family: Family, experts: int, top_k: int) -> tuple[int, int]:
     if not family.grouped:
         return 1, 1
-    groups = f.integer("n_group", 1, experts, 1)
-    top_groups = f.integer("topk_group", 1, groups, min(1, groups))
+    if family.group_method_key is not None:
+        methods = ("greedy", "group_limited_greedy")
+        method = f.raw.get(family.group_method_key) or methods[0]
+        if method not in methods:
+            raise f.wrong(family.group_method_key, method, " or ".join(methods))
+        if method == methods[0]:
+            return 1, 1
+    default, top_default = family.groups_default
+    groups = f.integer("n_group", 1, experts, default)
+    top_groups = f.integer("topk_group", 1, groups, min(top_default, groups))
     if groups == 1:
         return 1, 1
     if experts % groups or experts // groups < 2:
@@ -356,11 +328,18 @@ def _groups(f: _Fields, family: Family, experts: int, top_k: int) -> tuple[int, 
     return groups, top_groups
 
 
-def _moe_layers(f: _Fields, family: Family, layers: int) -> tuple[int, ...]:
+def _moe_layers(f: Fields, family: Family, layers: int) -> tuple[int, ...]:
     if family.dense_rule == "all":
         return ()
-    if family.dense_rule == "first_k":
-        first = f.integer("first_k_dense_replace", 0, MAX_LAYERS, 1)
+    if family.dense_rule == "listed" and f.raw.get("mlp_layer_types") is not None:
+        kinds = f.raw["mlp_layer_types"]
+        if not isinstance(kinds, list) or any(kind not in ("dense", "sparse") for kind in kinds):
+            raise f.wrong("mlp_layer_types", kinds, "a list of dense or sparse")
+        if len(kinds) != layers:
+            raise f.wrong("mlp_layer_types", kinds, f"as many as there are layers, {layers}")
+        found = tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
+    elif family.dense_rule in ("first_k", "listed"):
+        first = f.integer("first_k_dense_replace", 0, MAX_LAYERS, family.first_dense_default)
         found = tuple(range(min(first, layers), layers))
     elif family.dense_rule == "sparse_step":
         step = f.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
@@ -379,7 +358,15 @@ def _moe_layers(f: _Fields, family: Family, layers: int) -> tuple[int, ...]:
     return found
 
 
-def _ids(f: _Fields, key: str) -> tuple[int, ...]:
+def _mtp_layers(f: Fields, family: Family) -> int:
+    if family.mtp == "none":
+        return 0
+    if family.mtp == "own_layers":  # not all configs tell; of several the first one is used
+        return min(1, f.integer("mtp_num_hidden_layers", 0, 16, 1))
+    return f.integer(_MTP_LAYERS, 0, 16, 0)
+
+
+def _ids(f: Fields, key: str) -> tuple[int, ...]:
     """Token ids given as a number or a list of numbers; ids that cannot occur are dropped."""
     value = f.raw.get(key)
     if value is None:

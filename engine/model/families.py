@@ -10,15 +10,17 @@ another rope layout) is one more allowed value of a column and one more case in 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 QkNorm = Literal["none", "per_head", "full_vector"]
 RopeLayout = Literal["half", "interleaved"]
 Score = Literal["softmax", "sigmoid"]
-DenseRule = Literal["none", "first_k", "sparse_step", "all"]
-MtpLayout = Literal["none", "extra_layer"]
+GroupScore = Literal["top2", "max"]
+DenseRule = Literal["none", "first_k", "listed", "sparse_step", "all"]
+MtpLayout = Literal["none", "extra_layer", "own_layers"]
+WindowRule = Literal["none", "listed", "all"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Names:
     """Tensor names of one family. ``{L}`` is the layer, ``{e}`` the expert (filled in later).
 
     The defaults are the Llama-like names that most families share; names below ``layer`` are
-    relative to it. Where gate and up have the same name they are fused in one tensor.
+    relative to it. Where gate and up have the same name they are fused in one tensor, and so are
+    the parts of a delta layer's input.
     """
 
     embedding: str = "model.embed_tokens.weight"
@@ -42,6 +45,21 @@ class Names:
     sinks: str = "self_attn.sinks"
     q_norm: str = "self_attn.q_norm.weight"
     k_norm: str = "self_attn.k_norm.weight"
+    delta_qkv: str = "linear_attn.in_proj_qkv.weight"
+    delta_z: str = "linear_attn.in_proj_z.weight"
+    delta_b: str = "linear_attn.in_proj_b.weight"
+    delta_a: str = "linear_attn.in_proj_a.weight"
+    delta_conv: str = "linear_attn.conv1d.weight"
+    delta_log: str = "linear_attn.A_log"
+    delta_bias: str = "linear_attn.dt_bias"
+    delta_norm: str = "linear_attn.norm.weight"
+    delta_out: str = "linear_attn.out_proj.weight"
+    q_a: str = "self_attn.q_a_proj"  # of latent attention: down to the latent of queries,
+    q_a_norm: str = "self_attn.q_a_layernorm.weight"
+    q_b: str = "self_attn.q_b_proj"  # up to their heads;
+    kv_a: str = "self_attn.kv_a_proj_with_mqa"  # down to the latent of keys and values,
+    kv_a_norm: str = "self_attn.kv_a_layernorm.weight"
+    kv_b: str = "self_attn.kv_b_proj"  # up to theirs
     router: str = "mlp.gate.weight"
     router_bias: str = "mlp.gate.bias"
     correction_bias: str = "mlp.gate.e_score_correction_bias"
@@ -51,18 +69,36 @@ class Names:
     expert_gate: str = "mlp.experts.{e}.gate_proj.weight"
     expert_up: str = "mlp.experts.{e}.up_proj.weight"
     expert_down: str = "mlp.experts.{e}.down_proj.weight"
+    # where the files have them instead: all experts, one behind the other
+    only_stacked: bool = False  # they never have a matrix for each
+    stacked_gate_up: str = "mlp.experts.gate_up_proj"
+    stacked_down: str = "mlp.experts.down_proj"
     shared_gate: str = "mlp.shared_experts.gate_proj.weight"
     shared_up: str = "mlp.shared_experts.up_proj.weight"
     shared_down: str = "mlp.shared_experts.down_proj.weight"
-    mtp_embedding_norm: str = "enorm.weight"
-    mtp_hidden_norm: str = "hnorm.weight"
-    mtp_projection: str = "eh_proj.weight"
-    mtp_final_norm: str = "shared_head.norm.weight"
+    shared_switch: str = "mlp.shared_expert_gate.weight"
+    # of an MTP layer: {L} as one behind the model's layers, {M} from 0
+    mtp_layer: str = "model.layers.{L}."
+    mtp_embedding_norm: str = "model.layers.{L}.enorm.weight"
+    mtp_hidden_norm: str = "model.layers.{L}.hnorm.weight"
+    mtp_projection: str = "model.layers.{L}.eh_proj.weight"
+    mtp_final_norm: str = "model.layers.{L}.shared_head.norm.weight"
 
     @property
     def fused(self) -> bool:
         """Whether the experts of a layer are in tensors of all of them."""
         return self.expert_gate == self.expert_up
+
+    def at(self, layer: int, layers: int) -> str:
+        """What the names of a layer's tensors begin with, in a model of so many `layers`; an MTP
+        layer's number is one of those behind them."""
+        template = self.layer if layer < layers else self.mtp_layer
+        return template.format(L=layer, M=layer - layers)
+
+    @property
+    def delta_fused(self) -> bool:
+        """Whether q, k, v and z of delta layers are in one tensor, and b and a in another."""
+        return self.delta_qkv == self.delta_z
 
 
 @dataclass(frozen=True)
@@ -71,38 +107,125 @@ class Family:
 
     names: Names = Names()
     fixed: tuple[tuple[str, Any], ...] = ()  # keys and the value they must have where they are
+    multipliers: bool = False  # of embedding, residual and attention; logits_scaling divides
     # attention
+    latent: bool = False  # keys and values are made of one latent (MLA)
     qk_norm: QkNorm = "none"  # RMS norm of queries and keys, before rope
     qk_norm_key: str | None = None  # the switch that turns it on (None: always on)
-    bias_default: bool = False  # attention_bias where the file does not say
-    output_bias: bool = False  # attention_bias adds a bias to o_proj too, not to q, k, v only
+    bias_key: str = "attention_bias"  # the switch of biases of q, k and v
+    bias_default: bool = False
+    output_bias: bool = False  # it adds a bias to o_proj too
     clip_key: str | None = None  # clamp of q, k, v after their norm
     sinks: bool = False  # a logit per head that takes part in the softmax and has no value
     window_key: str | None = None  # a switch that would turn on sliding windows: refused if true
-    windows: bool = False  # sliding_window and layer_types say which layers see how many keys
+    # which layers see sliding_window keys: those that layer_types lists, or all where it is a number
+    windows: WindowRule = "none"
+    q_gate: bool = False  # q_proj is twice as wide: a head's queries, then the gates of its output
+    delta: bool = False  # layer_types says which layers have a gated delta rule instead
     # rope
     rope_layout: RopeLayout = "half"
+    rope_layout_key: str | None = None  # a switch: true is interleaved
     rope_partial: float | None = None  # share of a head that turns, by default; None: all, always
+    rope_dims_key: str | None = None  # the same as a number of dims
     theta_default: float = 10_000.0
     yarn_default: Mapping[str, Any] | None = None  # rope_parameters where the file has none
     # router
     score: Score = "softmax"
     router_bias: bool = False  # added to the logits
     correction_bias: bool = False  # added to the scores for the choice, not for the weights
-    grouped: bool = False  # n_group / topk_group: a group's score is the sum of its two best
-    renorm_default: bool = False  # norm_topk_prob where the file does not say
+    grouped: bool = False  # n_group / topk_group: only experts of the best groups are chosen
+    groups_default: tuple[int, int] = (1, 1)
+    group_method_key: str | None = None  # a key that says whether groups count
+    group_score: GroupScore = "top2"  # of a group: the sum of its two best, or its best
+    renorm_key: str | None = "norm_topk_prob"  # None: shares always have the sum 1
+    renorm_default: bool = False  # where the file does not say
     scale_key: str | None = None
+    scale_default: float = 1.0
     # feed-forward
     expert_width_key: str = "moe_intermediate_size"
     shared_count_key: str | None = None  # shared experts; their width is count x expert width
     shared_count_default: int = 0
+    shared_width_key: str | None = None  # the width of the only shared expert
+    shared_gated: bool = False  # its result times sigmoid of a row's own number
     dense_rule: DenseRule = "none"  # which layers have an ordinary FFN instead of experts
+    first_dense_default: int = 1  # first_k, and listed where nothing is listed: so many
     expert_bias: bool = False  # of gate, up and down
     clamped: bool = False  # gate and up are clamped to swiglu_limit, and (up + 1) is what counts
     # rest
     norm_epsilon_default: float = 1e-6
-    mtp: MtpLayout = "none"  # extra_layer: model.layers.{number of layers} and four more tensors
+    zero_centred: bool = False  # norms are x * (1 + weight), but those within delta layers
+    # extra_layer: model.layers.{number of layers} and four more tensors; own_layers: mtp.layers.0
+    mtp: MtpLayout = "none"
 
+
+_DEEPSEEK_V2 = Family(
+    fixed=(
+        ("scoring_func", "softmax"),
+        ("norm_topk_prob", False),
+        ("moe_layer_freq", 1),
+        ("mlp_bias", False),
+    ),
+    latent=True,
+    output_bias=True,
+    rope_layout="interleaved",
+    grouped=True,
+    group_method_key="topk_method",
+    group_score="max",
+    scale_key="routed_scaling_factor",
+    shared_count_key="n_shared_experts",
+    shared_count_default=2,
+    dense_rule="first_k",
+    first_dense_default=0,
+)
+_DEEPSEEK_V3 = replace(
+    _DEEPSEEK_V2,
+    fixed=(("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)),
+    rope_layout_key="rope_interleave",
+    score="sigmoid",
+    correction_bias=True,
+    groups_default=(8, 4),
+    group_method_key=None,
+    group_score="top2",
+    renorm_default=True,
+    scale_default=2.5,
+    shared_count_default=1,
+    first_dense_default=3,
+    mtp="extra_layer",
+)
+_SPARSE_BLOCK = Names(
+    router="block_sparse_moe.gate.weight",
+    correction_bias="block_sparse_moe.e_score_correction_bias",
+    expert_gate="block_sparse_moe.experts.{e}.w1.weight",
+    expert_up="block_sparse_moe.experts.{e}.w3.weight",
+    expert_down="block_sparse_moe.experts.{e}.w2.weight",
+)
+_SHARED_EXPERT = Names(
+    shared_gate="mlp.shared_expert.gate_proj.weight",
+    shared_up="mlp.shared_expert.up_proj.weight",
+    shared_down="mlp.shared_expert.down_proj.weight",
+)
+_HYBRID_NAMES = replace(
+    _SHARED_EXPERT,
+    mtp_layer="mtp.layers.{M}.",
+    mtp_embedding_norm="mtp.pre_fc_norm_embedding.weight",
+    mtp_hidden_norm="mtp.pre_fc_norm_hidden.weight",
+    mtp_projection="mtp.fc.weight",
+    mtp_final_norm="mtp.norm.weight",
+)
+# layers with a gated delta rule and layers with gated attention, three to one
+_HYBRID = Family(
+    names=_HYBRID_NAMES,
+    qk_norm="per_head",
+    output_bias=True,
+    q_gate=True,
+    delta=True,
+    rope_partial=0.25,
+    renorm_key=None,
+    shared_width_key="shared_expert_intermediate_size",
+    shared_gated=True,
+    zero_centred=True,
+    mtp="own_layers",
+)
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -145,7 +268,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             bias_default=True,
             output_bias=True,
             sinks=True,
-            windows=True,
+            windows="listed",
             theta_default=150_000.0,
             yarn_default=MappingProxyType(
                 {
@@ -160,6 +283,79 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             expert_width_key="intermediate_size",
             expert_bias=True,
             clamped=True,
+            norm_epsilon_default=1e-5,
+        ),
+        "mixtral": Family(
+            names=_SPARSE_BLOCK,
+            windows="all",
+            theta_default=1e6,
+            renorm_key=None,
+            expert_width_key="intermediate_size",
+            norm_epsilon_default=1e-5,
+        ),
+        "minimax_m2": Family(
+            names=_SPARSE_BLOCK,
+            fixed=(
+                ("scoring_func", "sigmoid"),
+                ("use_qk_norm", True),
+                ("qk_norm_type", "per_layer"),
+            ),
+            qk_norm="full_vector",
+            rope_partial=1.0,
+            rope_dims_key="rotary_dim",
+            theta_default=5e6,
+            score="sigmoid",
+            correction_bias=True,
+            renorm_key=None,
+            expert_width_key="intermediate_size",
+        ),
+        "qwen2_moe": Family(
+            names=_SHARED_EXPERT,
+            bias_key="qkv_bias",
+            bias_default=True,
+            window_key="use_sliding_window",
+            dense_rule="sparse_step",
+            shared_width_key="shared_expert_intermediate_size",
+            shared_gated=True,
+        ),
+        "granitemoe": Family(
+            names=Names(
+                router="block_sparse_moe.router.layer.weight",
+                only_stacked=True,
+                stacked_gate_up="block_sparse_moe.input_linear.weight",
+                stacked_down="block_sparse_moe.output_linear.weight",
+            ),
+            multipliers=True,
+            output_bias=True,
+            renorm_key=None,  # the softmax is over the chosen: the same numbers
+            expert_width_key="intermediate_size",
+        ),
+        "qwen3_next": replace(
+            _HYBRID,
+            names=replace(
+                _HYBRID_NAMES,
+                delta_qkv="linear_attn.in_proj_qkvz.weight",
+                delta_z="linear_attn.in_proj_qkvz.weight",
+                delta_b="linear_attn.in_proj_ba.weight",
+                delta_a="linear_attn.in_proj_ba.weight",
+            ),
+            renorm_key="norm_topk_prob",
+            renorm_default=True,
+            dense_rule="sparse_step",
+        ),
+        "qwen3_5_moe": _HYBRID,  # the text half of a model that sees, too
+        "qwen3_5_moe_text": _HYBRID,
+        "deepseek_v2": _DEEPSEEK_V2,
+        "deepseek_v3": _DEEPSEEK_V3,
+        "kimi_k2": _DEEPSEEK_V3,
+        "kimi_k25": _DEEPSEEK_V3,
+        "glm4_moe_lite": replace(
+            _DEEPSEEK_V3,
+            fixed=(*_DEEPSEEK_V3.fixed, ("partial_rotary_factor", 1.0)),
+            groups_default=(1, 1),
+            scale_default=1.8,
+            dense_rule="listed",
+            first_dense_default=1,
             norm_epsilon_default=1e-5,
         ),
         # without experts: small models that draft for others of their vocabulary

@@ -22,12 +22,13 @@ from diskmoe.engine.kernels.program import Program, Rows, address_of_array
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.attention import Attention, attention_scratch_bytes
 from diskmoe.engine.model.config import ModelConfig
-from diskmoe.engine.model.kvcache import KvCache
+from diskmoe.engine.model.deltanet import DeltaNet, delta_scratch_bytes
+from diskmoe.engine.model.kvcache import KEPT_ROWS, KvCache
 from diskmoe.engine.model.lookahead import LookAhead, Recall
 from diskmoe.engine.model.moe import Choose, FeedForward, Record, feed_forward_scratch_bytes
 from diskmoe.engine.model.phases import RowBuilder, padded
 from diskmoe.engine.model.scratch import Floats, Scratch
-from diskmoe.engine.model.weights import DenseWeights, LayerWeights
+from diskmoe.engine.model.weights import DeltaWeights, DenseWeights, LayerWeights
 from diskmoe.experts.store import ExpertStore, StoreCounters
 from diskmoe.experts.tiles import RecordLayout
 
@@ -70,6 +71,7 @@ class Transformer:
         self._head = weights.head(config)
         self._layers = [weights.layer(config, i) for i in range(config.layers)]
         self._attention = Attention(config, kv.capacity, workers.n_threads)
+        self._delta = DeltaNet(config, self._attention.start)
         self._ahead = LookAhead(config) if look_ahead or prefetch else None
         self._next = dict(zip(map(id, self._layers), self._layers[1:], strict=False))
         self._feed_forward = FeedForward(
@@ -129,11 +131,11 @@ class Transformer:
         if n == 0:
             self._hidden = self._hidden[:0]
             return np.zeros((0, self.config.vocab), np.float32)
-        self.kv.check_room(n)
+        self.kv.begin(n)
         if rows != "none":
             self._feed_forward.begin_rows(n)
         x = self._scratch.take("forward.x", n, self.config.hidden)
-        self._embedding.take(tokens, x)
+        self._embed(tokens, x)
         for index, layer in enumerate(self._layers):
             self.run_layer(layer, x, self.kv, index, rows == "none")
             if on_layer is not None:
@@ -174,7 +176,10 @@ class Transformer:
             first, last = RowBuilder(n, self._scratch), RowBuilder(n, self._scratch)
             epsilon = self.config.norm_epsilon
             normed = first.normed("layer.normed", x, layer.attention_norm, epsilon)
-            self._attention.add(first, normed, layer.attention, kv, kv_layer, x)
+            if isinstance(layer.attention, DeltaWeights):
+                self._delta.add(first, normed, layer.attention, kv, kv_layer, x)
+            else:
+                self._attention.add(first, normed, layer.attention, kv, kv_layer, x)
             normed = first.normed("layer.normed", x, layer.ffn_norm, epsilon)
             self._feed_forward.add(first, normed, layer, x)
             if self._ahead is not None and id(layer) in self._next:
@@ -219,13 +224,22 @@ class Transformer:
     def head(self, hidden: Floats) -> Floats:
         """hidden (m, hidden), after a final norm -> logits f32 (m, vocab), a new array."""
         logits = np.empty((len(hidden), self.config.vocab), np.float32)
-        return matmul(hidden, self._head, logits, self._workers)
+        matmul(hidden, self._head, logits, self._workers)
+        if self.config.logit_scale != 1:
+            logits *= np.float32(self.config.logit_scale)
+        return logits
 
     def embed(self, ids: npt.ArrayLike) -> Floats:
         """Embedding rows (n, hidden), a new array."""
         tokens = self._checked(ids)
         out = np.empty((len(tokens), self.config.hidden), np.float32)
-        return self._embedding.take(tokens, out)
+        return self._embed(tokens, out)
+
+    def _embed(self, tokens: npt.NDArray[np.int32], out: Floats) -> Floats:
+        self._embedding.take(tokens, out)
+        if self.config.embedding_scale != 1:
+            out *= np.float32(self.config.embedding_scale)
+        return out
 
     def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
         tokens = np.asarray(ids)
@@ -247,11 +261,12 @@ def scratch_bytes(
     positions: int,
     layout: RecordLayout,
     formats: Iterable[str] = ("f32", "q8"),
+    kept: int = KEPT_ROWS,
 ) -> int:
     """Bytes a Transformer takes beside weights, cache and store, for the memory plan.
 
-    For chunks of up to ``rows`` rows, logits of ``logit_rows``, a cache of ``positions`` and dense
-    matrices in these ``formats``.
+    For chunks of up to ``rows`` rows, logits of ``logit_rows``, a cache of ``positions`` that keeps
+    ``kept`` rows, and dense matrices in these ``formats``.
     """
     dense = frozenset(formats)
     own = 4 * (rows * (2 * config.hidden + padded(config.hidden)) + logit_rows * config.vocab)
@@ -260,5 +275,6 @@ def scratch_bytes(
         own
         + head
         + attention_scratch_bytes(config, rows, positions, dense)
+        + delta_scratch_bytes(config, rows, kept, dense)
         + feed_forward_scratch_bytes(config, rows, layout, dense)
     )

@@ -4,6 +4,8 @@ The one rule: ``length`` counts the positions that are whole in every layer. A f
 above it layer by layer and calls ``advance`` at its very end, so an error on the way leaves the
 cache as it was; ``trim`` takes rejected drafts back. Memory is reserved at once and touched as
 positions arrive. The positions of one head lie one after another: attention reads them in a row.
+Layers with a delta rule have states instead of keys and values; with these a forward of more than
+``kept`` rows cannot be taken back, and an error in it leaves nothing but the beginning.
 
     cache = KvCache(config, capacity=4096, kv_format="f16")
     keys, values = cache.parts(3)            # where the kernels find a layer
@@ -13,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.kernels.delta import DeltaPart
 from diskmoe.engine.kernels.heads import KV_KIND, CachePart
 from diskmoe.engine.model.config import ModelConfig
+from diskmoe.engine.model.deltastate import DeltaStates, delta_state_bytes
 from diskmoe.experts.arena import Arena
 from diskmoe.experts.tiles import PAGE
 
@@ -22,8 +26,12 @@ _NUMBER_BYTES = {"f32": 4, "f16": 2, "q8": 1}
 _GROUP = 32  # numbers that share an f32 scale in q8
 
 
+KEPT_ROWS = 25  # a token and the most drafts that a forward has by default
+
+
 class KvCache:
-    """Room for ``capacity`` positions in each of ``layers`` layers (default: the model's)."""
+    """Room for ``capacity`` positions in each of the model's layers, or in ``layers`` layers with
+    attention."""
 
     def __init__(
         self,
@@ -31,17 +39,26 @@ class KvCache:
         capacity: int,
         layers: int | None = None,
         kv_format: str = "f32",
+        kept: int = KEPT_ROWS,
     ) -> None:
+        """kept: rows of a forward that can be taken back where layers have states."""
         if capacity < 1:
             raise BadRequest(f"a context of {capacity} positions holds nothing, 1 is the least")
         if kv_format not in KV_KIND:
             raise BadRequest(f"KV is {kv_format!r}; it must be one of {', '.join(KV_KIND)}")
+        states = config.delta_layers if layers is None else ()
         self.layers = config.layers if layers is None else layers
+        attention = [layer for layer in range(self.layers) if layer not in states]
+        self._index = {layer: i for group in (attention, states) for i, layer in enumerate(group)}
+        self.states: DeltaStates | None = None
+        if states and config.delta is not None:
+            self.states = DeltaStates(config.delta, len(states), kept)
         self.capacity = capacity
         self.kv_format = kv_format
         self.kind = KV_KIND[kv_format]
+        self._parts = config.cached_parts
         number, scales = _head_bytes(config, kv_format)
-        heads = 2 * self.layers, config.kv_heads  # keys, then values, of each layer
+        heads = self._parts * len(attention), config.kv_heads  # keys, then values, of each layer
         self._numbers = _room(*heads, capacity, number)
         self._scales = _room(*heads, capacity, scales)
         self._length = 0
@@ -58,11 +75,21 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
-        return self._numbers.nbytes + self._scales.nbytes
+        states = 0 if self.states is None else self.states.nbytes
+        return self._numbers.nbytes + self._scales.nbytes + states
 
     def parts(self, layer: int) -> tuple[CachePart, CachePart]:
-        """Where the keys and the values of a layer are; they live as long as the cache."""
-        return self._part(2 * layer), self._part(2 * layer + 1)
+        """Where the keys and the values of a layer are; they live as long as the cache.
+
+        Of latent attention it is the same place: a latent is what keys and values are made of.
+        """
+        first = self._parts * self._index[layer]
+        return self._part(first), self._part(first + self._parts - 1)
+
+    def state(self, layer: int) -> DeltaPart:
+        """Where the state of a layer with a delta rule is."""
+        assert self.states is not None
+        return self.states.part(self._index[layer])
 
     def _part(self, index: int) -> CachePart:
         numbers, scales = self._numbers[index], self._scales[index]
@@ -83,30 +110,59 @@ class KvCache:
                 " raise CTX or shorten the prompt"
             )
 
+    def begin(self, n: int) -> None:
+        """Before a forward of ``n`` rows: BadRequest when they do not fit, or when a forward that
+        failed has lost what they would go on from."""
+        self.check_room(n)
+        if self.states is not None and not self.states.can_be_at(self._length):
+            if self._length:
+                raise BadRequest(
+                    f"the first {self._length} positions were lost in a forward that failed: "
+                    "begin again"
+                )
+            self.states.begin_again()
+
     def advance(self, n: int) -> None:
         """Count the ``n`` rows written above ``length`` as whole."""
         self.check_room(n)
         self._length += n
 
+    def can_trim(self, length: int) -> bool:
+        """Whether the cache can go back to ``length``: always, but where layers have states; then
+        to 0, and within the last forward if it had no more than ``kept`` rows."""
+        return self.states is None or length == 0 or self.states.can_be_at(length)
+
     def trim(self, length: int) -> None:
-        """Forget the positions from ``length`` on; no work is done and no memory given back."""
-        if not 0 <= length <= self._length:
+        """Forget the positions from ``length`` on; no memory is given back.
+
+        ValueError where layers have states and ``can_trim`` says no.
+        """
+        if not 0 <= length <= self._length or not self.can_trim(length):
             raise ValueError(f"cannot trim {self._length} positions to {length}")
+        if length == 0 and self.states is not None:
+            self.states.begin_again()
         self._length = length
 
 
 def kv_cache_bytes(
-    config: ModelConfig, capacity: int, layers: int | None = None, kv_format: str = "f32"
+    config: ModelConfig,
+    capacity: int,
+    layers: int | None = None,
+    kv_format: str = "f32",
+    kept: int = KEPT_ROWS,
 ) -> int:
-    """What ``KvCache(config, capacity, layers, kv_format).nbytes`` will be."""
-    count = config.layers if layers is None else layers
-    return count * capacity * 2 * config.kv_heads * sum(_head_bytes(config, kv_format))
+    """What ``KvCache(config, capacity, layers, kv_format, kept).nbytes`` will be."""
+    states = len(config.delta_layers) if layers is None else 0
+    count = config.layers - states if layers is None else layers
+    heads = config.cached_parts * config.kv_heads
+    nbytes = count * capacity * heads * sum(_head_bytes(config, kv_format))
+    return nbytes + (delta_state_bytes(config.delta, states, kept) if config.delta else 0)
 
 
 def _head_bytes(config: ModelConfig, kv_format: str) -> tuple[int, int]:
-    """Bytes of one head of one position: numbers, scales."""
-    scales = -(-config.head_dim // _GROUP) * 4 if kv_format == "q8" else 0
-    return config.head_dim * _NUMBER_BYTES[kv_format], scales
+    """Bytes of one head of one position in one part: numbers, scales."""
+    scales = -(-config.cached_dims // _GROUP) * 4 if kv_format == "q8" else 0
+    return config.cached_dims * _NUMBER_BYTES[kv_format], scales
 
 
 def _room(*shape: int) -> npt.NDArray[np.uint8]:

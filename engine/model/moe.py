@@ -18,6 +18,7 @@ from diskmoe.engine.kernels.experts import (
     batch_bytes,
 )
 from diskmoe.engine.kernels.ffn_shape import FfnShape, Swiglu
+from diskmoe.engine.kernels.gates import add_switch
 from diskmoe.engine.kernels.matmul import Product, add_products
 from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.program import Program, Rows, address_of_array
@@ -167,6 +168,9 @@ class FeedForward:
         """Counts what is missing by row; the experts that only rows behind the first want."""
         if not self.row_misses:  # nobody said that these are rows of a decode forward
             return frozenset()
+        if len(self.row_misses) == 1:  # plain decoding pays for nothing else
+            self.row_misses[0] += len(self._store.missing(layer, union.experts.tolist()))
+            return frozenset()
         first = dict(zip(union.experts.tolist(), union.first_rows.tolist(), strict=True))
         for expert in self._store.missing(layer, first):
             row = first[expert]
@@ -201,6 +205,9 @@ class FeedForward:
             1,
             n,
         )
+        if weights.switch is not None:
+            switch = address_of_array(weights.switch)
+            add_switch(builder, n, x, switch, hidden, inner, width)
         inputs = builder.prepared("ffn.inner", inner, width, [down_kind])
         add_products(builder, [Product(weights.down, inputs[down_kind], y, adds=True)], n)
         builder.keep(entries, first, weights)

@@ -23,11 +23,12 @@ class Yarn:
     slow: float  # those that turn at most as often are slowed by the whole factor
     truncate: bool  # the two limits are moved apart to whole pairs
     magnitude: float  # of cosines and sines
+    all_dims: float = 0.0  # share of yarn_magnitude that latent attention takes into its scores
 
 
-def yarn_magnitude(factor: float) -> float:
+def yarn_magnitude(factor: float, share: float = 1.0) -> float:
     """What makes up for flatter softmaxes over a longer context, by the method's own formula."""
-    return 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+    return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
 
 
 def rope_frequencies(theta: float, dims: int, yarn: Yarn | None) -> npt.NDArray[np.float64]:

@@ -8,6 +8,18 @@ from diskmoe.engine.model.phases import RowBuilder
 from diskmoe.engine.model.weights import RouterWeights
 
 
+def route_rule(config: ModelConfig) -> RouteRule:
+    return RouteRule(
+        config.score,
+        config.groups,
+        config.top_groups,
+        config.group_score,
+        config.top_k,
+        config.renorm,
+        config.routed_scale,
+    )
+
+
 def add_choice(
     builder: RowBuilder,
     x: Rows,  # (n, hidden), normed
@@ -22,14 +34,7 @@ def add_choice(
     inputs = builder.prepared("router.x", x, config.hidden, [kind])
     bias = 0 if weights.bias is None else address_of_array(weights.bias)
     add_products(builder, [Product(weights.matrix, inputs[kind], logits, bias)], builder.n)
-    rule = RouteRule(
-        config.score,
-        config.groups,
-        config.top_groups,
-        "top2",
-        config.top_k,
-        config.renorm,
-        config.routed_scale,
-    )
     correction = address_of_array(weights.correction_bias)
-    add_route(builder, builder.n, config.experts, rule, logits, correction, ids, shares)
+    add_route(
+        builder, builder.n, config.experts, route_rule(config), logits, correction, ids, shares
+    )

@@ -9,9 +9,17 @@ own shape: norms, biases, and the router, whose small differences decide which e
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from diskmoe.engine.kernels.delta_shape import DeltaShape
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.families import FAMILIES, Names
-from diskmoe.experts.checkpoint import DenseTensor, ExpertForm, ExpertTensors, TensorPlan
+from diskmoe.engine.model.latent_config import LatentShape
+from diskmoe.experts.checkpoint import (
+    DenseTensor,
+    ExpertForm,
+    ExpertTensors,
+    TensorPlan,
+    VectorForm,
+)
 from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
 
@@ -20,18 +28,19 @@ def tensor_plan(config: ModelConfig, has: Callable[[str], bool] | None = None) -
     """The tensors of ``config``.
 
     ``has(name)`` tells whether the checkpoint holds a tensor: with it, the layer of the MTP head
-    (index ``config.layers``) is planned too where the files have one; without it, never.
+    (index ``config.layers``) is planned too where the files have one, and experts are planned in
+    the form that they have there; without it, never and in the family's own form.
     """
     names = FAMILIES[config.family].names
     dense = list(_outer(config, names))
     experts: list[ExpertTensors] = []
     for layer in range(config.layers):
         dense += _layer(config, names, layer, layer in config.moe_layers)
-    experts += [_experts(config, names, layer) for layer in config.moe_layers]
+    experts += [_experts(config, names, layer, has) for layer in config.moe_layers]
     for layer in mtp_layers(config, has):
         tensors = [*_mtp(config, names, layer), *_layer(config, names, layer, True)]
         dense += [replace(tensor, mtp=True) for tensor in tensors]
-        experts.append(replace(_experts(config, names, layer), mtp=True))
+        experts.append(replace(_experts(config, names, layer, has), mtp=True))
     return TensorPlan(
         n_layers=config.layers,
         n_experts=config.experts,
@@ -82,7 +91,7 @@ def mtp_layers(config: ModelConfig, has: Callable[[str], bool] | None) -> list[i
         return []
     names = FAMILIES[config.family].names
     announced = range(config.layers, config.layers + config.mtp_layers)
-    return [i for i in announced if has(names.layer.format(L=i) + names.mtp_projection)]
+    return [i for i in announced if has(_mtp_name(config, names.mtp_projection, i))]
 
 
 def _matrix(name: str, rows: int, cols: int) -> DenseTensor:
@@ -93,35 +102,65 @@ def _plain(name: str, *shape: int) -> DenseTensor:
     return DenseTensor(name, shape, "vector")
 
 
+def _norm(config: ModelConfig, name: str, width: int) -> DenseTensor:
+    form: VectorForm = "plus_one" if config.zero_centred else "plain"
+    return DenseTensor(name, (width,), "vector", form=form)
+
+
 def _outer(config: ModelConfig, names: Names) -> Iterator[DenseTensor]:
     yield _matrix(names.embedding, config.vocab, config.hidden)
-    yield _plain(names.final_norm, config.hidden)
+    yield _norm(config, names.final_norm, config.hidden)
     if not config.tied:
         yield _matrix(names.head, config.vocab, config.hidden)
 
 
-def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator[DenseTensor]:
-    at = names.layer.format(L=layer)
-    hidden = config.hidden
-    yield _plain(at + names.attention_norm, hidden)
-    yield _plain(at + names.ffn_norm, hidden)
-    for part, width in (
-        (names.q, config.q_width),
-        (names.k, config.kv_width),
-        (names.v, config.kv_width),
-    ):
-        yield _matrix(f"{at}{part}.weight", width, hidden)
-        if config.qkv_bias:
-            yield _plain(f"{at}{part}.bias", width)
-    yield _matrix(f"{at}{names.o}.weight", hidden, config.q_width)
-    if config.output_bias:
-        yield _plain(f"{at}{names.o}.bias", hidden)
+def _projection(name: str, rows: int, cols: int, biased: bool = False) -> Iterator[DenseTensor]:
+    yield _matrix(f"{name}.weight", rows, cols)
+    if biased:
+        yield _plain(f"{name}.bias", rows)
+
+
+def _attention(config: ModelConfig, names: Names, at: str) -> Iterator[DenseTensor]:
+    hidden, biased = config.hidden, config.qkv_bias
+    yield from _projection(at + names.q, config.q_outputs, hidden, biased)
+    yield from _projection(at + names.k, config.kv_width, hidden, biased)
+    yield from _projection(at + names.v, config.kv_width, hidden, biased)
+    yield from _projection(at + names.o, hidden, config.q_width, config.output_bias)
     if config.sinks:
         yield _plain(at + names.sinks, config.heads)
     if config.qk_norm != "none":
         per_head = config.qk_norm == "per_head"
-        yield _plain(at + names.q_norm, config.head_dim if per_head else config.q_width)
-        yield _plain(at + names.k_norm, config.head_dim if per_head else config.kv_width)
+        yield _norm(config, at + names.q_norm, config.head_dim if per_head else config.q_width)
+        yield _norm(config, at + names.k_norm, config.head_dim if per_head else config.kv_width)
+
+
+def _latent_attention(
+    config: ModelConfig, shape: LatentShape, names: Names, at: str
+) -> Iterator[DenseTensor]:
+    hidden, heads, biased = config.hidden, config.heads, config.qkv_bias
+    if shape.q_rank:
+        yield from _projection(at + names.q_a, shape.q_rank, hidden, biased)
+        yield _plain(at + names.q_a_norm, shape.q_rank)
+        yield from _projection(at + names.q_b, config.q_width, shape.q_rank)
+    else:
+        yield from _projection(at + names.q, config.q_width, hidden)
+    yield from _projection(at + names.kv_a, shape.width, hidden, biased)
+    yield _plain(at + names.kv_a_norm, shape.rank)
+    yield from _projection(at + names.kv_b, heads * shape.head_rows, shape.rank)
+    yield from _projection(at + names.o, hidden, heads * shape.value, config.output_bias)
+
+
+def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator[DenseTensor]:
+    at = names.at(layer, config.layers)
+    hidden = config.hidden
+    yield _norm(config, at + names.attention_norm, hidden)
+    yield _norm(config, at + names.ffn_norm, hidden)
+    if config.delta is not None and layer in config.delta_layers:
+        yield from _delta(config.delta, hidden, names, at)
+    elif config.latent is not None:
+        yield from _latent_attention(config, config.latent, names, at)
+    else:
+        yield from _attention(config, names, at)
     if not moe:
         yield _matrix(at + names.dense_gate, config.dense_width, hidden)
         yield _matrix(at + names.dense_up, config.dense_width, hidden)
@@ -136,25 +175,53 @@ def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator
         yield _matrix(at + names.shared_gate, config.shared_width, hidden)
         yield _matrix(at + names.shared_up, config.shared_width, hidden)
         yield _matrix(at + names.shared_down, hidden, config.shared_width)
+        if config.shared_gated:
+            yield DenseTensor(at + names.shared_switch, (1, hidden), "vector", form="turned")
 
 
-def _experts(config: ModelConfig, names: Names, layer: int) -> ExpertTensors:
-    at = names.layer.format(L=layer)
+def _delta(shape: DeltaShape, hidden: int, names: Names, at: str) -> Iterator[DenseTensor]:
+    """What decides how fast a state fades and how far it moves is kept in f32, as a router is."""
+    heads = shape.value_heads
+    if names.delta_fused:
+        yield _matrix(at + names.delta_qkv, shape.channels + shape.value_width, hidden)
+        yield _plain(at + names.delta_b, 2 * heads, hidden)
+    else:
+        yield _matrix(at + names.delta_qkv, shape.channels, hidden)
+        yield _matrix(at + names.delta_z, shape.value_width, hidden)
+        yield _plain(at + names.delta_b, heads, hidden)
+        yield _plain(at + names.delta_a, heads, hidden)
+    taps = (shape.channels, 1, shape.taps)
+    yield DenseTensor(at + names.delta_conv, taps, "vector", form="turned")
+    yield _plain(at + names.delta_log, heads)
+    yield _plain(at + names.delta_bias, heads)
+    yield _plain(at + names.delta_norm, shape.value_dim)
+    yield _matrix(at + names.delta_out, hidden, shape.value_width)
+
+
+def _experts(
+    config: ModelConfig, names: Names, layer: int, has: Callable[[str], bool] | None
+) -> ExpertTensors:
+    at = names.at(layer, config.layers)
     form: ExpertForm = "each"
+    gate, up, down = names.expert_gate, names.expert_up, names.expert_down
     if names.fused:
-        form = "codes" if config.expert_codes else "fused"
-    return ExpertTensors(
-        layer=layer,
-        gate=at + names.expert_gate,
-        up=at + names.expert_up,
-        down=at + names.expert_down,
-        form=form,
-    )
+        form = "codes" if config.quantisation == "mxfp4" else "fused"
+    elif names.only_stacked or (has is not None and has(at + names.stacked_gate_up)):
+        form = "stacked"
+        gate, up, down = names.stacked_gate_up, names.stacked_gate_up, names.stacked_down
+    return ExpertTensors(layer, at + gate, at + up, at + down, form=form)
 
 
 def _mtp(config: ModelConfig, names: Names, layer: int) -> Iterator[DenseTensor]:
-    at = names.layer.format(L=layer)
-    yield _plain(at + names.mtp_embedding_norm, config.hidden)
-    yield _plain(at + names.mtp_hidden_norm, config.hidden)
-    yield _matrix(at + names.mtp_projection, config.hidden, 2 * config.hidden)
-    yield _plain(at + names.mtp_final_norm, config.hidden)
+    def norm(name: str) -> DenseTensor:
+        return _norm(config, _mtp_name(config, name, layer), config.hidden)
+
+    yield norm(names.mtp_embedding_norm)
+    yield norm(names.mtp_hidden_norm)
+    projection = _mtp_name(config, names.mtp_projection, layer)
+    yield _matrix(projection, config.hidden, 2 * config.hidden)
+    yield norm(names.mtp_final_norm)
+
+
+def _mtp_name(config: ModelConfig, name: str, layer: int) -> str:
+    return name.format(L=layer, M=layer - config.layers)

@@ -8,6 +8,7 @@ matrix. An embedding that is no head too stays on disk (``embedding.py``).
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,13 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.kernels.matmul import Matrix
+from diskmoe.engine.kernels.program import address_of_array
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.embedding import Embedding, ResidentEmbedding, StreamedEmbedding
-from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.families import FAMILIES, Names
+from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.arena import HUGE_PAGE, Arena
-from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, DenseTensor
+from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, DenseTensor, VectorForm
 from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.footprint import give_back
@@ -33,6 +36,10 @@ from diskmoe.experts.tiles import ALIGNMENT, MatrixLayout, matrix_layout, pack
 class Projection:
     matrix: Matrix
     bias: Floats | None
+
+    @property
+    def bias_address(self) -> int:
+        return 0 if self.bias is None else address_of_array(self.bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +55,37 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True, eq=False)
+class LatentWeights:
+    q_a: Projection | None  # (q_rank, hidden), normed before q; None: q takes the hidden state
+    q_a_norm: Floats | None
+    q: Projection  # (heads * (plain + turning), q_rank | hidden)
+    kv_a: Projection  # (rank + turning, hidden)
+    kv_a_norm: Floats  # (rank,)
+    kv_b: Matrix  # (heads * (plain + value), rank)
+    o: Projection  # (hidden, heads * value)
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaWeights:
+    """A layer with a delta rule. Where q, k, v and z are one matrix, ``z`` is None; likewise ``a``."""
+
+    qkv: Matrix  # (channels, hidden), or with z: (channels + value width, hidden), by key head
+    z: Matrix | None  # (value width, hidden)
+    b: Matrix  # (value heads, hidden), or with a: (2 * value heads, hidden), by key head; f32
+    a: Matrix | None
+    conv: Floats  # (taps, 1, channels)
+    log: Floats  # (value heads,)
+    bias: Floats  # (value heads,)
+    norm: Floats  # (value dim,)
+    out: Matrix  # (hidden, value width)
+
+
+@dataclass(frozen=True, eq=False)
 class FfnWeights:
     gate: Matrix  # (width, hidden)
     up: Matrix
     down: Matrix  # (hidden, width)
+    switch: Floats | None = None  # (hidden,): the result times sigmoid of its product with the row
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +101,7 @@ class LayerWeights:
 
     layer: int
     attention_norm: Floats
-    attention: AttentionWeights
+    attention: AttentionWeights | LatentWeights | DeltaWeights
     ffn_norm: Floats
     dense: FfnWeights | None
     router: RouterWeights | None
@@ -100,7 +134,9 @@ class DenseWeights:
         return self._block[place.offset : place.offset + place.nbytes]
 
     def vector(self, name: str) -> Floats:
-        return self.raw(name).view(np.float32).reshape(self._places[name].tensor.shape)
+        tensor = self._places[name].tensor
+        shape = tensor.shape[::-1] if tensor.form == "turned" else tensor.shape
+        return self.raw(name).view(np.float32).reshape(shape)
 
     def matrix(self, name: str) -> Matrix:
         layout = self._places[name].layout
@@ -118,26 +154,18 @@ class DenseWeights:
     def layer(self, config: ModelConfig, layer: int) -> LayerWeights:
         """The weights of a layer by role. They are views: keep this object alive."""
         names = FAMILIES[config.family].names
-        at = names.layer.format(L=layer)
+        at = names.at(layer, config.layers)
 
-        def projection(part: str, biased: bool) -> Projection:
-            bias = self.vector(f"{at}{part}.bias") if biased else None
-            return Projection(self.matrix(f"{at}{part}.weight"), bias)
+        def ffn(gate: str, up: str, down: str, switch: Floats | None = None) -> FfnWeights:
+            matrices = (self.matrix(at + gate), self.matrix(at + up), self.matrix(at + down))
+            return FfnWeights(*matrices, switch)
 
-        def ffn(gate: str, up: str, down: str) -> FfnWeights:
-            return FfnWeights(self.matrix(at + gate), self.matrix(at + up), self.matrix(at + down))
-
-        normed = config.qk_norm != "none"
-        attention = AttentionWeights(
-            q=projection(names.q, config.qkv_bias),
-            k=projection(names.k, config.qkv_bias),
-            v=projection(names.v, config.qkv_bias),
-            o=projection(names.o, config.output_bias),
-            q_norm=self.vector(at + names.q_norm) if normed else None,
-            k_norm=self.vector(at + names.k_norm) if normed else None,
-            sinks=self.vector(at + names.sinks) if config.sinks else None,
-            window=config.window(layer),
-        )
+        if layer in config.delta_layers:
+            attention = self._delta(names, at)
+        elif config.latent is not None:
+            attention = self._latent_attention(config, config.latent, names, at)
+        else:
+            attention = self._attention(config, names, at, layer)
         dense = router = shared = None
         if at + names.router not in self:
             dense = ffn(names.dense_gate, names.dense_up, names.dense_down)
@@ -148,7 +176,10 @@ class DenseWeights:
             bias = self.vector(at + names.router_bias) if config.router_bias else None
             router = RouterWeights(self.matrix(at + names.router), bias, correction)
             if config.shared_width:
-                shared = ffn(names.shared_gate, names.shared_up, names.shared_down)
+                switch = (
+                    self.vector(at + names.shared_switch)[:, 0] if config.shared_gated else None
+                )
+                shared = ffn(names.shared_gate, names.shared_up, names.shared_down, switch)
         return LayerWeights(
             layer=layer,
             attention_norm=self.vector(at + names.attention_norm),
@@ -157,6 +188,53 @@ class DenseWeights:
             dense=dense,
             router=router,
             shared=shared,
+        )
+
+    def _delta(self, names: Names, at: str) -> DeltaWeights:
+        apart = not names.delta_fused
+        return DeltaWeights(
+            qkv=self.matrix(at + names.delta_qkv),
+            z=self.matrix(at + names.delta_z) if apart else None,
+            b=self.matrix(at + names.delta_b),
+            a=self.matrix(at + names.delta_a) if apart else None,
+            conv=self.vector(at + names.delta_conv),
+            log=self.vector(at + names.delta_log),
+            bias=self.vector(at + names.delta_bias),
+            norm=self.vector(at + names.delta_norm),
+            out=self.matrix(at + names.delta_out),
+        )
+
+    def _projection(self, name: str, biased: bool = False) -> Projection:
+        bias = self.vector(f"{name}.bias") if biased else None
+        return Projection(self.matrix(f"{name}.weight"), bias)
+
+    def _attention(
+        self, config: ModelConfig, names: Names, at: str, layer: int
+    ) -> AttentionWeights:
+        normed = config.qk_norm != "none"
+        return AttentionWeights(
+            q=self._projection(at + names.q, config.qkv_bias),
+            k=self._projection(at + names.k, config.qkv_bias),
+            v=self._projection(at + names.v, config.qkv_bias),
+            o=self._projection(at + names.o, config.output_bias),
+            q_norm=self.vector(at + names.q_norm) if normed else None,
+            k_norm=self.vector(at + names.k_norm) if normed else None,
+            sinks=self.vector(at + names.sinks) if config.sinks else None,
+            window=config.window(layer),
+        )
+
+    def _latent_attention(
+        self, config: ModelConfig, shape: LatentShape, names: Names, at: str
+    ) -> LatentWeights:
+        biased, ranked = config.qkv_bias, shape.q_rank > 0
+        return LatentWeights(
+            q_a=self._projection(at + names.q_a, biased) if ranked else None,
+            q_a_norm=self.vector(at + names.q_a_norm) if ranked else None,
+            q=self._projection(at + (names.q_b if ranked else names.q)),
+            kv_a=self._projection(at + names.kv_a, biased),
+            kv_a_norm=self.vector(at + names.kv_a_norm),
+            kv_b=self._projection(at + names.kv_b).matrix,
+            o=self._projection(at + names.o, config.output_bias),
         )
 
     def embedding(self, config: ModelConfig) -> Embedding:
@@ -187,8 +265,8 @@ def load_dense(
     for place in places:
         name, out = place.tensor.name, weights.raw(place.tensor.name)
         if place.layout is None:
-            _fill(out, _vector(source, place.tensor))
-        elif _is_router(place.tensor):
+            _fill(out, _as_held(_vector(source, place.tensor), place.tensor.form))
+        elif _is_f32_matrix(place.tensor):
             pack(_vector(source, place.tensor), place.layout, out)
         elif isinstance(source, Container):
             source.read_dense_into(name, out)
@@ -217,6 +295,18 @@ def dense_bytes(
     return _total(_places(source, config, dense_format))
 
 
+def matrix_formats(
+    source: Checkpoint | Container, config: ModelConfig, dense_format: str | None = None
+) -> tuple[str, ...]:
+    """The formats that dense matrices will have, the one of most bytes last."""
+    nbytes = Counter[str]()
+    for tensor in tensor_plan(config).dense:
+        if tensor.kind == "matrix":
+            layout = _matrix_layout(source, tensor, dense_format)
+            nbytes[layout.format] += layout.nbytes
+    return tuple(fmt for fmt, _ in reversed(nbytes.most_common()))
+
+
 def loader_bytes(source: Checkpoint | Container, config: ModelConfig) -> int:
     """Most bytes that ``load_dense`` takes beside the finished weights, at a time.
 
@@ -241,7 +331,7 @@ def _places(
         layout = None
         if tensor.kind == "matrix":
             layout = _matrix_layout(source, tensor, dense_format)
-        elif _is_router(tensor):
+        elif _is_f32_matrix(tensor):
             layout = matrix_layout("f32", *tensor.shape)
         nbytes = 4 * math.prod(tensor.shape) if layout is None else layout.nbytes
         places.append(_Place(tensor, layout, offset, nbytes))
@@ -268,9 +358,9 @@ def _matrix_layout(
     return matrix_layout(dense_format or source.own_format(tensor.name), *tensor.shape)
 
 
-def _is_router(tensor: DenseTensor) -> bool:
-    """The only tensors of two dimensions that are kept in f32 in every format."""
-    return tensor.kind == "vector" and len(tensor.shape) == 2
+def _is_f32_matrix(tensor: DenseTensor) -> bool:
+    """Routers and the like, which are multiplied but kept in f32 in every format."""
+    return tensor.kind == "vector" and len(tensor.shape) == 2 and tensor.form == "plain"
 
 
 def _vector(source: Checkpoint | Container, tensor: DenseTensor) -> Floats:
@@ -281,6 +371,12 @@ def _vector(source: Checkpoint | Container, tensor: DenseTensor) -> Floats:
             f" config.json asks for {list(tensor.shape)}"
         )
     return found
+
+
+def _as_held(values: Floats, form: VectorForm) -> Floats:
+    if form == "plus_one":
+        return values + np.float32(1)
+    return values.T if form == "turned" else values
 
 
 def _fill(out: npt.NDArray[np.uint8], values: Floats) -> None:

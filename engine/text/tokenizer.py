@@ -23,7 +23,7 @@ import tokenizers
 
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.text.files import one_line, parse_json_object, read_json_object, read_text
-from diskmoe.engine.text.spelling import Speller, detect_kind
+from diskmoe.engine.text.spelling import Kind, Speller, detect_kind
 
 if TYPE_CHECKING:
     from diskmoe.engine.text.template import ChatTemplate
@@ -53,6 +53,7 @@ class TextTokenizer:
     """
 
     path: Path
+    kind: Kind
     vocab_size: int  # rows of the model's embedding and head
     token_bytes: tuple[bytes | None, ...]  # (vocab_size,)
     special_text: Mapping[int, str]  # id of each special token -> how a template writes it
@@ -211,6 +212,7 @@ def load_tokenizer(directory: Path, vocab_size: int) -> TextTokenizer | None:
     prefix, suffix = _surroundings(backend, config, path)
     tokenizer = TextTokenizer(
         path=path,
+        kind=kind,
         vocab_size=vocab_size,
         token_bytes=tuple(token_bytes),
         special_text=special_text,

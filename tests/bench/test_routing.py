@@ -42,7 +42,14 @@ def test_the_simulated_hits_are_those_that_the_engine_counts(
     assert engine_hits(directory, 100, cap) == (hits, asked - hits)
 
 
-@pytest.mark.parametrize("name", ["olmoe", "glm-4.5-air"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("olmoe", "glm-4.5-air", "deepseek-v3", "deepseek-v2-lite"),
+        *("qwen3-next-80b", "qwen3.5-35b"),
+        *("mixtral-8x7b", "qwen1.5-moe", "minimax-m2", "granite-3.1-3b-a800m"),
+    ],
+)
 def test_so_they_are_in_other_families(name: str, tmp_path: Path) -> None:
     model = tiny_model(name, "zipf:1")
     arch = SHAPES[name].gguf_arch

@@ -15,6 +15,7 @@ from tiny_synthetic import tiny_model, tiny_shape
 from diskmoe.bench.gguf_out import GgufFile
 from diskmoe.bench.model import Synthetic
 from diskmoe.bench.routing import RESERVED
+from diskmoe.bench.shapes import SHAPES, Shape
 from diskmoe.bench.weights import RandomWeights, writable_formats
 from diskmoe.bench.writing import _refuse_full_disks, write_model
 from diskmoe.engine.cli import main
@@ -276,12 +277,20 @@ def test_a_model_can_have_another_vocabulary() -> None:
     assert (model.raw["vocab_size"], model.signal.shape[0]) == (700, 700)
 
 
+def test_the_last_of_few_layers_has_experts_whatever_the_model_begins_with() -> None:
+    for layers, dense in ((1, 0), (2, 1), (5, 3)):
+        raw = SHAPES["deepseek-v3"].cut(layers)
+        assert (raw["num_hidden_layers"], raw["first_k_dense_replace"]) == (layers, dense)
+    assert "first_k_dense_replace" not in SHAPES["olmoe"].cut(1)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--like", "qwen3-30b-a3"], "did you mean qwen3-30b-a3b?"),
-        (["--like", "glm-4.5-air", "--layers", "1"], "at least 2"),
+        (["--like", "deepseek-v3", "--gguf", "x.gguf"], "leave --gguf away"),
         (["--like", "olmoe", "--routing", "zipf"], "zipf:S"),
+        (["--like", "minimax-m2", "--gguf", "x.gguf"], "only for qwen3-30b-a3b"),
         (["--like", "olmoe", "--routing", "sticky:0.01"], "from 0.125"),
         (["--like", "olmoe", "--experts", "q5"], "--experts"),
         (["--like", "olmoe", "--layers", "0"], "--layers"),
@@ -303,7 +312,6 @@ def test_a_slip_is_answered_in_one_line(
 
 
 def test_a_hidden_size_without_room_for_the_routing_is_refused() -> None:
-    from diskmoe.bench.shapes import SHAPES, Shape
 
     real = SHAPES["olmoe"]
     with pytest.raises(BadRequest, match="no room"):

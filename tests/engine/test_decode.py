@@ -150,6 +150,7 @@ class Guesses:
     gave_up: str = ""
     prior: tuple[float, ...] = (1.0,)
     cheap: bool = True
+    grades: tuple[float, ...] = ()
     last: int = 0
 
     def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:

@@ -222,12 +222,6 @@ def test_an_unsupported_family_lists_the_supported(tmp_path, capsys) -> None:
     assert "llama" in last and "qwen3_moe" in last and "glm4_moe" in last
 
 
-def test_gguf_is_refused_by_name(tmp_path, capsys) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    assert main(["--model", str(tmp_path / "m.gguf"), "--prompt-ids", "1"]) == 2
-    assert "GGUF" in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_prompt_from_stdin(tiny, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe")))
     assert main(["--model", str(tiny)]) == 2

@@ -101,10 +101,11 @@ def test_a_directory_without_tensors_or_config_says_which(tiny_model: Any) -> No
     refusal(model.open, "config.json is missing")
 
 
-def test_gguf_is_told_to_be_not_supported_yet(tmp_path: Path) -> None:
+def test_a_gguf_is_told_to_be_converted(tmp_path: Path) -> None:
     (tmp_path / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
-    refusal(lambda: Checkpoint.open(tmp_path), "GGUF is not supported yet", "model.Q4_K_M.gguf")
-    refusal(lambda: Checkpoint.open(tmp_path / "model.Q4_K_M.gguf"), "GGUF is not supported yet")
+    told = f"diskmoe convert {tmp_path}/"
+    refusal(lambda: Checkpoint.open(tmp_path), told, "'model.Q4_K_M.gguf' OUT")
+    refusal(lambda: Checkpoint.open(tmp_path / "model.Q4_K_M.gguf"), told, "model.Q4_K_M.gguf OUT")
 
 
 def test_a_plain_file_is_no_model(tmp_path: Path) -> None:
@@ -253,10 +254,10 @@ def test_a_wrong_shape_gives_found_and_expected(tiny_model: Any) -> None:
 def test_types_that_are_not_read_yet_are_named(tiny_model: Any) -> None:
     model = tiny_model()
     write_safetensors(
-        model.path / "model.safetensors", {"model.norm.weight": ("F8_E4M3", np.zeros(40, np.uint8))}
+        model.path / "model.safetensors", {"model.norm.weight": ("F8_E5M2", np.zeros(40, np.uint8))}
     )
     plan = replace(model.plan, dense=model.plan.dense[1:2], experts=())
-    refusal(lambda: model.open().verify(plan), "F8_E4M3", "F32, F16, BF16")
+    refusal(lambda: model.open().verify(plan), "F8_E5M2", "F32, F16, BF16, F8_E4M3")
 
 
 _JSON = st.recursive(

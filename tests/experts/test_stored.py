@@ -63,6 +63,24 @@ def fused(
     ]
 
 
+def stacked(
+    dtype: str, hidden: int = HIDDEN, ffn: int = FFN
+) -> tuple[Arrays, list[list[np.ndarray]]]:
+    """The same, output-major: rows of gate before those of up."""
+    tensors: Arrays = {}
+    tensors["l.gate_up"], both = drawn(dtype, EXPERTS, 2 * ffn, hidden)
+    tensors["l.down"], down = drawn(dtype, EXPERTS, hidden, ffn)
+    tensors["l.gate_up_bias"], bias = drawn(dtype, EXPERTS, 2 * ffn)
+    tensors["l.down_bias"], down_bias = drawn(dtype, EXPERTS, hidden)
+    return tensors, [
+        [both[e, :ffn], both[e, ffn:], down[e], bias[e, :ffn], bias[e, ffn:], down_bias[e]]
+        for e in range(EXPERTS)
+    ]
+
+
+PLAIN = {"stacked": stacked, "fused": fused}  # by form
+
+
 def coded() -> tuple[Arrays, list[list[np.ndarray]]]:
     """The same as codes; numbers are spelled out one by one, as the format's standard says."""
     rng = np.random.default_rng(5)
@@ -99,9 +117,12 @@ def assert_records_are(records: Any, experts: list[list[np.ndarray]]) -> None:
 
 @pytest.mark.parametrize("fmt", [None, *FORMATS])
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_fused_experts_are_taken_apart(tmp_path: Path, dtype: str, fmt: str | None) -> None:
-    tensors, experts = fused(dtype)
-    checkpoint, plan = write(tmp_path, tensors), plan_of("fused")
+@pytest.mark.parametrize("form", PLAIN)
+def test_experts_in_tensors_of_all_are_taken_apart(
+    tmp_path: Path, form: ExpertForm, dtype: str, fmt: str | None
+) -> None:
+    tensors, experts = PLAIN[form](dtype)
+    checkpoint, plan = write(tmp_path, tensors), plan_of(form)
     checkpoint.verify(plan)
     records = CheckpointRecords(checkpoint, plan, fmt)
     assert records.expert_format == (fmt or ("bf16" if dtype == "BF16" else "f32"))
@@ -137,11 +158,11 @@ def test_codes_are_kept_where_no_format_is_asked_for(tmp_path: Path) -> None:
     records.close()
 
 
-@pytest.mark.parametrize("form", ["fused", "codes"])
+@pytest.mark.parametrize("form", ["stacked", "fused", "codes"])
 def test_a_converted_model_has_the_same_records_and_can_be_written_back(
     tmp_path: Path, form: ExpertForm
 ) -> None:
-    tensors, experts = fused("BF16") if form == "fused" else coded()
+    tensors, experts = PLAIN[form]("BF16") if form in PLAIN else coded()
     checkpoint, plan = write(tmp_path / "in", tensors), plan_of(form)
     convert(checkpoint, plan, tmp_path / "out", None, None)
     container = Container.open(tmp_path / "out")
@@ -157,16 +178,17 @@ def test_a_converted_model_has_the_same_records_and_can_be_written_back(
     export_checkpoint(container, plan, tmp_path / "back")
     back = Checkpoint.open(tmp_path / "back")
     assert "quantization_config" not in back.config
-    back.verify(plan_of("fused"))
-    assert_records_are(CheckpointRecords(back, plan_of("fused")), experts)
+    plan = plan_of(form if form in PLAIN else "fused")
+    back.verify(plan)
+    assert_records_are(CheckpointRecords(back, plan), experts)
 
 
-@pytest.mark.parametrize("form", ["fused", "codes"])
+@pytest.mark.parametrize("form", ["stacked", "fused", "codes"])
 @pytest.mark.parametrize("fmt", [None, "q8", "q4", "f32"])
 def test_scratch_is_an_upper_bound(tmp_path: Path, form: ExpertForm, fmt: str | None) -> None:
     hidden, ffn = 1024, 512
-    if form == "fused":
-        tensors, _ = fused("BF16", hidden, ffn)
+    if form in PLAIN:
+        tensors, _ = PLAIN[form]("BF16", hidden, ffn)
     else:
         tensors, _ = fused("BF16", 2, 2)
         for name, rows, cols in (("l.gate_up", 2 * ffn, hidden), ("l.down", hidden, ffn)):

@@ -18,6 +18,7 @@ class Says:
     gave_up: str = ""
     prior: tuple[float, ...] = (0.9,)
     cheap: bool = True
+    grades: tuple[float, ...] = ()
     asked: int = 0
     heard: list[int] = field(default_factory=list)
 

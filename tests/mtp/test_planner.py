@@ -149,3 +149,11 @@ def test_numbers_of_drafts_are_chosen_from_few_so_that_each_is_known_soon() -> N
     made = planner(1.0, 0.01)
     picked = {chosen(made, [0.99] * length) for length in range(9)}
     assert picked == {0, 1, 2, 3, 4, 5, 6, 8}
+
+
+def test_a_grade_that_was_never_seen_is_worth_what_its_source_says() -> None:
+    chances = Acceptance((0.5,), (0.2, 0.9))
+    assert [chances.chance(0, grade) for grade in (0, 1, 2)] == [0.2, 0.9, 0.5]
+    for _ in range(100):
+        chances.judged(0, 1, False)
+    assert chances.chance(0, 1) < 0.1 and chances.chance(0, 0) == 0.2

@@ -17,6 +17,9 @@ def _quiet_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
+ZERO_CENTRED = ("qwen3_next", "qwen3_5_moe_text")  # norms, but those of delta layers
+
+
 class Oracle:
     """A transformers model on the CPU in f32."""
 
@@ -61,11 +64,14 @@ def save_random_model(
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("inv_freq"):
                 continue
-            if name.endswith("sinks"):
+            if name.endswith(("sinks", "A_log", "dt_bias")):
                 tensor.copy_(torch.randn_like(tensor))
             elif "norm" in name:
-                tensor.copy_(1 + 0.1 * torch.randn_like(tensor))
-            elif name.endswith("mlp.gate.weight"):
+                centre = 0.0 if family in ZERO_CENTRED and "linear_attn" not in name else 1.0
+                tensor.copy_(centre + 0.1 * torch.randn_like(tensor))
+            elif name.endswith("conv1d.weight"):
+                tensor.copy_(0.3 * torch.randn_like(tensor))
+            elif name.endswith(("mlp.gate.weight", "router.weight")):
                 tensor.copy_(0.2 * torch.randn_like(tensor))
             else:
                 tensor.copy_(0.08 * torch.randn_like(tensor))

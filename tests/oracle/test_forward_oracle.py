@@ -5,7 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import random_tensors, running, tiny_config, with_codes, write_checkpoint
+from hub_layout import to_hub_layout
+from tiny_model import (
+    random_tensors,
+    running,
+    tiny_config,
+    with_codes,
+    with_fp8,
+    write_checkpoint,
+)
 
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.forward import Transformer
@@ -87,6 +95,112 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied-bias": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
     "llama-mha-head-dim": ("llama", {"num_key_value_heads": 4, "head_dim": 24}),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window": ("mixtral", {"sliding_window": 5, "num_experts_per_tok": 2, "head_dim": 32}),
+    "minimax-m2": ("minimax_m2", {}),
+    "minimax-m2-whole-rope": ("minimax_m2", {"rotary_dim": None, "num_experts_per_tok": 8}),
+    "qwen2": ("qwen2_moe", {}),
+    "qwen2-renorm-no-bias-dense-layer": (
+        "qwen2_moe",
+        {
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "mlp_only_layers": [1],
+            "num_key_value_heads": 4,
+            "shared_expert_intermediate_size": 112,
+        },
+    ),
+    "granite": ("granitemoe", {}),
+    "granite-tied-bias": (
+        "granitemoe",
+        {
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "num_experts_per_tok": 8,
+            "residual_multiplier": 1.7,
+        },
+    ),
+    "deepseek-v2-lite": ("deepseek_v2", {}),
+    "deepseek-v2-groups": (
+        "deepseek_v2",
+        {
+            "q_lora_rank": 24,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 4.0,
+            "attention_bias": True,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 40.0,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "deepseek-v3": ("deepseek_v3", {}),
+    "deepseek-v3-half-rope": (
+        "deepseek_v3",
+        {
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "first_k_dense_replace": 2,
+        },
+    ),
+    "kimi": (
+        "deepseek_v3",
+        {
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.827,
+            "rope_theta": 50000.0,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 1.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "glm4-lite": ("glm4_moe_lite", {}),
+    "qwen3-next": ("qwen3_next", {"full_attention_interval": 3}),
+    "qwen3-next-bias-dense-layer-no-renorm": (
+        "qwen3_next",
+        {
+            "num_hidden_layers": 4,
+            "attention_bias": True,
+            "mlp_only_layers": [0, 3],
+            "norm_topk_prob": False,
+            "linear_num_value_heads": 2,
+            "num_experts_per_tok": 8,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "qwen3.5": ("qwen3_5_moe_text", {"full_attention_interval": 3}),
+    "qwen3.5-attention-first-tied": (
+        "qwen3_5_moe_text",
+        {
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "tie_word_embeddings": True,
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 16,
+            "linear_conv_kernel_dim": 2,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e6,
+                "partial_rotary_factor": 0.25,
+                "mrope_interleaved": True,
+                "mrope_section": [2, 1, 1],
+            },
+        },
+    ),
     "qwen3-yarn": (
         "qwen3_moe",
         {
@@ -98,6 +212,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+
+SIMPLE = ["mixtral", "minimax-m2", "qwen2", "granite-tied-bias"]
 
 
 def settings_of(case: str) -> tuple[str, dict[str, Any]]:
@@ -137,7 +254,15 @@ def test_logits_and_greedy_tokens_equal_transformers(random_model, case, dtype):
     assert greedy(made.folder, PROMPT, TOKENS, False, slots=1, threads=2) == made.expected
 
 
-@pytest.mark.parametrize("case", ["qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss"])
+CONVERTED = [
+    *("qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss"),
+    *("deepseek-v2-lite", "deepseek-v2-groups", "deepseek-v3", "glm4-lite"),
+    *SIMPLE,
+    *("qwen3-next", "qwen3.5"),
+]
+
+
+@pytest.mark.parametrize("case", CONVERTED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_converted_model_in_its_own_precision_equals_transformers(random_model, case, dtype):
     family, settings = settings_of(case)
@@ -175,7 +300,13 @@ def test_dequantised_weights_say_the_same_to_both(
         assert greedy(exact, PROMPT, 8, True) == expected
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe", "gpt_oss"])
+FAMILIES = [
+    *("qwen3_moe", "olmoe", "glm4_moe", "gpt_oss"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "qwen3_next", "qwen3_5_moe_text"),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("top_k", [3, 8])
 @pytest.mark.parametrize(("experts", "dense"), QUANTISED)
 def test_a_quantised_model_is_near_transformers_given_the_dequantised_weights(
@@ -230,7 +361,7 @@ def repeat_routing(model: Transformer, chosen: Routing) -> None:
     model.choose_with(choose)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "glm4_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_config_in_the_form_of_the_hub_means_the_same_to_both(tmp_path, oracle_of, family):
     changes = {"rope_theta": 5e4, "rope_scaling": None}
     if family == "glm4_moe":
@@ -241,6 +372,29 @@ def test_a_config_in_the_form_of_the_hub_means_the_same_to_both(tmp_path, oracle
     with running(folder, slots=2) as model:
         found = model.forward(PROMPT, "all")
     assert np.abs(found - oracle_of(folder).logits(PROMPT)).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_hybrid_as_the_hub_has_it_equals_transformers(random_model, oracle_of, dtype):
+    """With a config within another one, a longer prefix, stacked experts, a picture tower and an MTP
+    layer."""
+    family, settings = settings_of("qwen3.5")
+    made = random_model(family, settings, dtype, PROMPT, TOKENS, 10 * TOLERANCE)
+    to_hub_layout(made.folder)
+    whole = PROMPT + made.expected
+    expected = oracle_of(made.folder).logits(whole)
+    assert np.abs(expected - made.oracle.logits(whole)).max() < TOLERANCE
+    found = []
+    for folder in (
+        made.folder,
+        converted(made.folder, {"float32": "f32", "bfloat16": "bf16"}[dtype]),
+    ):
+        with running(folder, slots=2) as model:
+            found.append(model.forward(whole, "all"))
+        assert np.abs(found[-1] - expected).max() < TOLERANCE
+        assert greedy(folder, PROMPT, TOKENS, True, slots=8) == made.expected
+        assert greedy(folder, PROMPT, TOKENS, False, slots=1, threads=2) == made.expected
+    assert found[0].tobytes() == found[1].tobytes()
 
 
 @pytest.mark.filterwarnings("ignore:.*MXFP4")
@@ -264,6 +418,34 @@ def test_experts_in_mxfp4_equal_transformers(tmp_path, oracle_of):
             found.append(model.forward(PROMPT, "all"))
     assert found[0].tobytes() == found[1].tobytes()
     assert 0 < np.abs(found[0] - expected).max() < 2e-2 * np.abs(expected).max()
+
+
+FP8_SIZES = {"hidden_size": 256, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe", "minimax_m2"])
+def test_a_checkpoint_in_fp8_equals_transformers(tmp_path, oracle_of, family):
+    """Matrices of one block and of two, whole ones and smaller ones, kept and dequantised; what
+    transformers makes of a matrix whose last block is cut is another one."""
+    raw = tiny_config(family, **FP8_SIZES)
+    raw |= {key: 128 for key in ("moe_intermediate_size", "intermediate_size") if key in raw}
+    coded, stored, exact = with_fp8(raw, random_tensors(raw, 1))
+    folder = write_checkpoint(tmp_path / "codes", coded, stored, "f32")
+    oracle = oracle_of(folder)
+    expected, margin = oracle.greedy(PROMPT, 8)
+    whole = PROMPT + expected
+    logits = oracle.logits(whole)
+    plain = write_checkpoint(tmp_path / "plain", raw, exact, "f32")
+    np.testing.assert_array_equal(oracle_of(plain).logits(whole), logits)
+    kept, wide = converted(folder, None), converted(folder, "f32")
+    found = []
+    for path in (folder, kept, wide, plain):
+        with running(path, slots=3) as model:
+            found.append(model.forward(whole, "all"))
+        assert np.abs(found[-1] - logits).max() < TOLERANCE < margin / 10
+        assert greedy(path, PROMPT, 8, True, slots=1) == expected
+    assert found[0].tobytes() == found[1].tobytes()
+    assert found[2].tobytes() == found[3].tobytes()
 
 
 def converted(folder: Path, experts: str | None, dense: str | None = None) -> Path:

@@ -1,6 +1,7 @@
 """config.json is read as transformers reads it, and nothing in it is believed."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tiny_model import tiny_config
 
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.engine.model.rope import Yarn
 from diskmoe.experts.errors import BadModel
 
@@ -145,7 +147,8 @@ def test_yarn_is_read_with_its_defaults():
         ({"factor": 0.5}, "factor is 0.5"),
         ({"beta_fast": 0}, "beta_fast is 0"),
         ({"truncate": 1}, "truncate is 1"),
-        ({"mscale": 1.0}, "yarn with mscale"),
+        ({"mscale": "1"}, "mscale is '1'"),
+        ({"mscale_all_dim": -1}, "mscale_all_dim is -1"),
         ({"rope_theta": 1.0}, "more than 1"),
         ({"original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"),
     ],
@@ -153,6 +156,70 @@ def test_yarn_is_read_with_its_defaults():
 def test_a_yarn_that_cannot_be_is_refused(changes, words):
     scaling = {"rope_type": "yarn", "factor": 4.0} | changes
     assert words in complaint(tiny_config("qwen3_moe", rope_scaling=scaling))
+
+
+def test_yarn_divides_its_magnitudes_and_latent_attention_takes_one_into_its_scores():
+    given = {"rope_type": "yarn", "factor": 40.0, "mscale": 2.0, "mscale_all_dim": 0.5}
+    ours, theirs = 0.1 * 2 * math.log(40) + 1, 0.1 * 0.5 * math.log(40) + 1
+    plain = read_config(tiny_config("qwen3_moe", rope_scaling=given), "x")
+    assert plain.yarn is not None and plain.yarn.magnitude == pytest.approx(ours / theirs)
+    assert plain.attention_scale == 32**-0.5
+    latent = read_config(tiny_config("deepseek_v3", rope_scaling=given), "x")
+    assert latent.yarn == plain.yarn
+    assert latent.attention_scale == pytest.approx(48**-0.5 * theirs**2)
+
+
+def test_latent_attention_is_read_with_and_without_a_latent_of_queries():
+    config = read_config(tiny_config("deepseek_v2"), "x")
+    assert config.latent == LatentShape(0, 48, 32, 16, 16)
+    assert (config.kv_heads, config.head_dim, config.q_width) == (1, 48, 192)
+    assert (config.cached_parts, config.cached_dims, config.rope_dims) == (1, 64, 16)
+    config = read_config(tiny_config("deepseek_v3", head_dim=16), "x")
+    assert config.latent == LatentShape(40, 48, 32, 16, 16)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_key_value_heads": 2},
+        {"kv_lora_rank": 0},
+        {"q_lora_rank": "40"},
+        {"qk_nope_head_dim": 24},
+        {"qk_rope_head_dim": 15},
+        {"v_head_dim": 1 << 40},
+        {"num_attention_heads": 4096, "v_head_dim": 4096, "num_key_value_heads": None},
+        {"moe_layer_freq": 2},
+        {"scoring_func": "sqrtsoftplus"},
+        {"topk_method": "random"},
+    ],
+)
+def test_latent_attention_that_cannot_be_is_refused(family, wrong):
+    message = complaint(tiny_config(family, **wrong))
+    name = "head_dim" if "qk_rope_head_dim" in wrong else next(iter(wrong))
+    assert name in message
+
+
+def test_a_latent_of_queries_must_be_said_to_be_absent():
+    assert "q_lora_rank is missing" in complaint(tiny_config("deepseek_v2", q_lora_rank=None))
+
+
+def test_deepseek_v2_has_groups_only_where_its_method_says_so():
+    raw = tiny_config("deepseek_v2", n_group=4, topk_group=2)
+    assert (read_config(raw, "x").groups, read_config(raw, "x").top_groups) == (1, 1)
+    config = read_config(raw | {"topk_method": "group_limited_greedy"}, "x")
+    assert (config.groups, config.top_groups, config.group_score) == (4, 2, "max")
+    assert read_config(tiny_config("deepseek_v3"), "x").group_score == "top2"
+
+
+def test_listed_dense_layers_win_over_a_count():
+    listed = ["dense", "sparse", "dense"]
+    raw = tiny_config("glm4_moe_lite", mlp_layer_types=listed, first_k_dense_replace=0)
+    assert read_config(raw, "x").moe_layers == (1,)
+    raw = tiny_config("glm4_moe_lite", mlp_layer_types=None, first_k_dense_replace=2)
+    assert read_config(raw, "x").moe_layers == (2,)
+    for wrong in (listed[:2], ["dense", "sparse", "linear"], "dense"):
+        assert "mlp_layer_types" in complaint(tiny_config("glm4_moe_lite", mlp_layer_types=wrong))
 
 
 def test_gpt_oss_alternates_windows_and_has_yarn_by_default():
@@ -163,7 +230,7 @@ def test_gpt_oss_alternates_windows_and_has_yarn_by_default():
     assert config.yarn == Yarn(32.0, 4096, 32.0, 1.0, False, 0.1 * math.log(32) + 1)
     assert (config.rope_theta, config.swiglu_limit, config.swiglu_alpha) == (150_000, 7, 1.702)
     assert config.qkv_bias and config.output_bias and config.sinks and config.router_bias
-    assert not config.expert_codes
+    assert config.quantisation is None
 
 
 @pytest.mark.parametrize(
@@ -196,10 +263,156 @@ def test_an_empty_rope_scaling_means_plain_rope():
     assert read_config(raw, "x").rope_theta == 3e4
 
 
+HYBRIDS = ("qwen3_next", "qwen3_5_moe_text")
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_hybrids_have_attention_in_every_so_manieth_layer_unless_layers_are_listed(family):
+    config = read_config(tiny_config(family, num_hidden_layers=8), "x")
+    assert config.delta_layers == (0, 2, 4, 6)
+    raw = tiny_config(family, num_hidden_layers=8, full_attention_interval=None)
+    assert read_config(raw, "x").delta_layers == (0, 1, 2, 4, 5, 6)
+    listed = ["full_attention", "linear_attention", "full_attention"]
+    assert read_config(tiny_config(family, layer_types=listed), "x").delta_layers == (1,)
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_hybrids_gate_their_attention_and_centre_norms_at_zero(family):
+    config = read_config(tiny_config(family), "x")
+    assert config.q_gate and config.q_outputs == 2 * config.q_width == 256
+    assert config.zero_centred and config.shared_gated
+    assert (config.shared_width, config.rope_dims, config.qk_norm) == (40, 8, "per_head")
+
+
+def test_qwen35_renormalises_whatever_the_file_says():
+    assert read_config(tiny_config("qwen3_5_moe_text", norm_topk_prob=False), "x").renorm
+    assert not read_config(tiny_config("qwen3_next", norm_topk_prob=False), "x").renorm
+
+
+def test_an_mtp_layer_of_its_own_is_expected_unless_the_file_says_there_is_none():
+    assert read_config(tiny_config("qwen3_next"), "x").mtp_layers == 1
+    assert (
+        read_config(tiny_config("qwen3_5_moe_text", mtp_num_hidden_layers=0), "x").mtp_layers == 0
+    )
+
+
+def test_a_text_model_within_another_one_is_the_same_model():
+    nested = tiny_config("qwen3_5_moe")
+    inner = read_config(nested["text_config"], "x")
+    assert replace(read_config(nested, "x"), family=inner.family) == inner
+    outer = nested | {"vocab_size": 7, "tie_word_embeddings": False, "vision_config": {}}
+    assert read_config(outer, "x").vocab == 96
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("linear_num_value_heads", 3, "a multiple of 2 key heads"),
+        ("linear_num_key_heads", 0, "allowed: a whole number 1 to 4096"),
+        ("linear_num_value_heads", 2**40, "allowed: a whole number 1 to 4096"),
+        ("linear_key_head_dim", 24, "allowed: a multiple of 16"),
+        ("linear_value_head_dim", -16, "allowed: a whole number 1 to 4096"),
+        ("linear_value_head_dim", "16", "allowed: a whole number 1 to 4096"),
+        ("linear_conv_kernel_dim", 1, "allowed: a whole number 2 to 16"),
+        ("linear_conv_kernel_dim", 1 << 30, "allowed: a whole number 2 to 16"),
+        ("full_attention_interval", 0, "allowed: a whole number 1 to 1024"),
+        ("layer_types", ["mamba"] * 3, "a list of linear_attention or full_attention"),
+        ("layer_types", ["full_attention"] * 4, "as many as there are layers, 3"),
+        ("layer_types", "full_attention", "a list of linear_attention or full_attention"),
+        ("layer_types", [["full_attention"]] * 3, "a list of linear_attention or full_attention"),
+        ("shared_expert_intermediate_size", 0, "allowed: a whole number 1 to"),
+        ("mtp_num_hidden_layers", -1, "allowed: a whole number 0 to 16"),
+    ],
+)
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_hybrid_that_cannot_be_is_refused_by_key(family, key, value, allowed):
+    message = complaint(tiny_config(family, **{key: value}))
+    assert key in message and allowed in message
+
+
+def test_the_heads_of_a_delta_rule_are_bounded_together():
+    changes = {"linear_num_key_heads": 4096, "linear_num_value_heads": 4096}
+    message = complaint(tiny_config("qwen3_next", **changes, linear_key_head_dim=4096))
+    assert "linear_key_head_dim is 4096" in message and "4096 heads" in message
+
+
+@pytest.mark.parametrize("missing", ["linear_num_key_heads", "linear_conv_kernel_dim"])
+def test_a_size_of_the_delta_rule_that_is_missing_is_named(missing):
+    assert f"{missing} is missing" in complaint(tiny_config("qwen3_next", **{missing: None}))
+
+
+@pytest.mark.parametrize("part", [[], "text", 3])
+def test_a_text_config_that_is_no_object_is_refused(part):
+    message = complaint({"model_type": "qwen3_5_moe", "text_config": part})
+    assert "text_config" in message and "an object" in message
+
+
+def test_a_text_config_that_contradicts_what_is_around_it_is_refused():
+    nested = tiny_config("qwen3_5_moe") | {"tie_word_embeddings": True}
+    assert "text_config.tie_word_embeddings is False" in complaint(nested)
+
+
 def test_an_unsupported_family_is_named_and_the_supported_ones_listed():
     message = complaint(tiny_config("qwen3_moe") | {"model_type": "mixtral"})
     assert "'mixtral'" in message
     assert ", ".join(sorted(FAMILIES)) in message
+    message = complaint(tiny_config("qwen3_moe") | {"model_type": "llama4"})
+    assert "'llama4'" in message
+    assert ", ".join(sorted(FAMILIES)) in message
+
+
+def test_mixtral_has_a_window_in_all_layers_or_in_none():
+    assert read_config(tiny_config("mixtral"), "x").windows == ()
+    assert read_config(tiny_config("mixtral", sliding_window=9), "x").windows == (9, 9, 9)
+    assert "sliding_window is 0" in complaint(tiny_config("mixtral", sliding_window=0))
+
+
+def test_minimax_turns_the_dims_of_rotary_dim_unless_a_share_is_given():
+    assert read_config(tiny_config("minimax_m2", rotary_dim=None), "x").rope_dims == 32
+    assert read_config(tiny_config("minimax_m2", rotary_dim=20), "x").rope_dims == 20
+    shared = {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}
+    assert read_config(tiny_config("minimax_m2", **shared), "x").rope_dims == 8
+    assert "rotary_dim is 33" in complaint(tiny_config("minimax_m2", rotary_dim=33))
+
+
+def test_qwen2_has_biases_of_its_own_switch_and_a_shared_expert_of_its_own_width():
+    config = read_config(tiny_config("qwen2_moe"), "x")
+    assert config.qkv_bias and not config.output_bias and not config.renorm
+    assert (config.shared_width, config.shared_gated) == (40, True)
+    assert not read_config(tiny_config("qwen2_moe", qkv_bias=False), "x").qkv_bias
+    missing = complaint(tiny_config("qwen2_moe", shared_expert_intermediate_size=None))
+    assert "shared_expert_intermediate_size" in missing
+
+
+def test_granite_holds_the_hidden_state_divided_by_the_residual_multiplier():
+    changes = {"embedding_multiplier": 12, "residual_multiplier": 0.5, "rms_norm_eps": 1e-5}
+    config = read_config(tiny_config("granitemoe", **changes), "x")
+    assert (config.embedding_scale, config.norm_epsilon) == (24, 4e-5)
+    assert (config.attention_scale, config.logit_scale) == (0.1, 1 / 6)
+    plain = read_config(tiny_config("qwen3_moe", **changes), "x")
+    assert (plain.embedding_scale, plain.logit_scale, plain.attention_scale) == (1, 1, 32**-0.5)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), "1"])
+@pytest.mark.parametrize(
+    "key",
+    ["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"],
+)
+def test_a_multiplier_that_cannot_be_is_refused(key, value):
+    assert key in complaint(tiny_config("granitemoe", **{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "only"),
+    [
+        ("scoring_func", "softmax", "'sigmoid'"),
+        ("use_qk_norm", False, "True"),
+        ("qk_norm_type", "per_head", "'per_layer'"),
+    ],
+)
+def test_a_setting_that_a_family_has_in_one_way_only_is_refused_in_another(key, value, only):
+    message = complaint(tiny_config("minimax_m2", **{key: value}))
+    assert f"{key} is {value!r}, allowed: {only}" in message
 
 
 @pytest.mark.parametrize("raw", [None, [], "text", 3])
@@ -309,12 +522,57 @@ def test_a_sliding_window_is_refused_by_name():
     assert "use_sliding_window" in message
 
 
-def test_a_checkpoint_that_is_quantised_already_is_refused_by_method():
-    quantised: dict[str, Any] = {"quant_method": "fp8"}
-    assert "fp8" in complaint(tiny_config("qwen3_moe", quantization_config=quantised))
-    mxfp4 = {"quant_method": "mxfp4"}
-    assert "mxfp4" in complaint(tiny_config("qwen3_moe", quantization_config=mxfp4))
-    assert read_config(tiny_config("gpt_oss", quantization_config=mxfp4), "x").expert_codes
+INT4 = {
+    "num_bits": 4,
+    "type": "int",
+    "symmetric": True,
+    "strategy": "group",
+    "group_size": 32,
+    "actorder": None,
+}
+
+
+def quantised(method: str, **settings: Any) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": method, **settings}}
+
+
+def int4(**changes: Any) -> dict[str, Any]:
+    groups = {"group_0": {"weights": {**INT4, **changes}, "targets": ["Linear"]}}
+    return quantised("compressed-tensors", format="pack-quantized", config_groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "method"),
+    [
+        ("gpt_oss", quantised("mxfp4"), "mxfp4"),
+        ("qwen3_moe", quantised("fp8", weight_block_size=[128, 128]), "fp8"),
+        ("glm4_moe", int4(), "int4"),
+    ],
+)
+def test_the_way_weights_are_quantised_is_read(family, changes, method):
+    assert read_config(tiny_config(family, **changes), "x").quantisation == method
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (quantised("gptq", bits=4), "gptq"),
+        (quantised("mxfp4"), "mxfp4"),
+        ({"quantization_config": "awq"}, "awq"),
+        ({"quantization_config": {}}, "None"),
+        (quantised("fp8"), "weight_block_size None"),
+        (quantised("fp8", weight_block_size=[64, 128]), "weight_block_size [64, 128]"),
+        (quantised("compressed-tensors", format="float-quantized"), "format float-quantized"),
+        (quantised("compressed-tensors", format="pack-quantized"), "without config_groups"),
+        (int4(group_size=128), "group_size 128"),
+        (int4(symmetric=False), "symmetric False"),
+        (int4(actorder="group"), "actorder group"),
+        (int4(num_bits=8), "num_bits 8"),
+    ],
+)
+def test_weights_quantised_in_another_way_are_refused_with_what_is_supported(changes, said):
+    message = complaint(tiny_config("qwen3_moe", **changes))
+    assert said in message and "supported are fp8 in blocks of 128 x 128" in message
 
 
 def test_stop_ids_may_be_a_list_and_null_ones_are_none():

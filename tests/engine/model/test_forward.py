@@ -34,6 +34,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4_moe",
         {"n_shared_experts": 0, "attention_bias": False, "first_k_dense_replace": 0},
     ),
+    "qwen2": ("qwen2_moe", {"mlp_only_layers": [0]}),
+    "mixtral with windows": ("mixtral", {"sliding_window": 3}),
+    "minimax": ("minimax_m2", {}),
+    "granite": ("granitemoe", {}),
     "gpt-oss": ("gpt_oss", {}),
     "gpt-oss plain": (
         "gpt_oss",
@@ -49,6 +53,53 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss in widths that fill no tile": (
         "gpt_oss",
         {"vocab_size": 51, "hidden_size": 40, "head_dim": 20, "intermediate_size": 24},
+    ),
+    "deepseek-v2 lite": ("deepseek_v2", {}),
+    "deepseek-v2 with groups and biases": (
+        "deepseek_v2",
+        {
+            "q_lora_rank": 20,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "attention_bias": True,
+        },
+    ),
+    "deepseek-v3": ("deepseek_v3", {}),
+    "deepseek-v3 in widths that fill no tile": (
+        "deepseek_v3",
+        {
+            "vocab_size": 51,
+            "hidden_size": 40,
+            "kv_lora_rank": 45,
+            "qk_rope_head_dim": 6,
+            "rope_interleave": False,
+        },
+    ),
+    "glm4 lite": ("glm4_moe_lite", {}),
+    "qwen3-next": ("qwen3_next", {}),
+    "qwen3-next with dense layers, biases and a head per key": (
+        "qwen3_next",
+        {
+            "attention_bias": True,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 2,
+        },
+    ),
+    "qwen3.5": ("qwen3_5_moe", {}),
+    "qwen3.5 in widths that fill no tile": (
+        "qwen3_5_moe_text",
+        {
+            "vocab_size": 51,
+            "hidden_size": 40,
+            "head_dim": 24,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+            "linear_num_value_heads": 6,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+        },
     ),
     "widths that fill no tile": (
         "qwen3_moe",
@@ -235,10 +286,13 @@ def test_each_unique_expert_is_fetched_once_for_all_rows(make):
         assert model.counters.misses <= 2 * 8
 
 
-def test_scratch_that_was_planned_covers_what_is_taken(make):
-    folder, _, config = make()
-    with running(folder, context=64) as model:
-        model.forward(PROMPT * 4, "all")
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "qwen3_next", "qwen3_5_moe"])
+@pytest.mark.parametrize("dense", ["f32", "q8"])
+def test_scratch_that_was_planned_covers_what_is_taken(make, family, dense):
+    folder, _, config = make(family)
+    with running(folder, context=100, dense_format=dense) as model:
+        model.forward(PROMPT * 14, "all")
         taken = model._scratch.nbytes + model._attention.nbytes
-    planned = scratch_bytes(config, 28, 28, 64, record_layout("f32", 64, 48))
+    layout = record_layout("f32", 64, 48)
+    planned = scratch_bytes(config, 98, 98, 100, layout, ("f32", dense))
     assert taken <= planned < 4 * taken + 1_000_000

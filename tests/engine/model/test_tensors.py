@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tiny_model import random_tensors, tiny_config, write_checkpoint
 
+from diskmoe.bench.hybrid_shapes import QWEN3_5_35B, QWEN3_NEXT_80B
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.tensors import tensor_plan
@@ -128,8 +129,10 @@ def tensor_count(plan: TensorPlan) -> int:
         (QWEN3_30B_A3B, 18_867, 30_532_122_624, 2_670_592, 9_437_184, 805_306_368),
         (OLMOE_1B_7B, 3_219, 6_919_161_856, 3_555_328, 12_582_912, 1_073_741_824),
         (GLM_4_5_AIR, 17_925, 106_852_251_264, 9_760_768, 34_603_008, 1_543_503_872),
+        (QWEN3_NEXT_80B, 74_391, 79_674_391_296, 1_785_856, 6_291_456, 310_112_256),
+        (QWEN3_5_35B, 31_333, 34_660_610_688, 1_785_856, 6_291_456, 258_426_880),
     ],
-    ids=["Qwen3-30B-A3B", "OLMoE-1B-7B", "GLM-4.5-Air"],
+    ids=["Qwen3-30B-A3B", "OLMoE-1B-7B", "GLM-4.5-Air", "Qwen3-Next-80B", "Qwen3.5-35B"],
 )
 def test_real_models_have_the_tensors_and_bytes_they_are_known_for(
     raw, tensors, total, q4_record, bf16_record, kv_4096
@@ -184,7 +187,7 @@ def test_the_mtp_layer_is_planned_only_where_the_files_have_it():
     config = read_config(GLM_4_5_AIR, "config.json")
     without = tensor_plan(config, lambda name: False)
     assert without == tensor_plan(config)
-    plan = tensor_plan(config, lambda name: True)
+    plan = tensor_plan(config, lambda name: "experts" not in name)
     assert tensor_count(plan) == tensor_count(without) + 384 + 14 + 4
     shapes = {tensor.name: tensor.shape for tensor in plan.dense}
     assert shapes["model.layers.46.eh_proj.weight"] == (4096, 8192)
@@ -192,15 +195,79 @@ def test_the_mtp_layer_is_planned_only_where_the_files_have_it():
     assert plan.experts[-1].layer == 46
 
 
+def test_hybrids_have_a_delta_rule_in_three_layers_of_four():
+    shapes = {t.name: t.shape for t in tensor_plan(read_config(QWEN3_NEXT_80B, "x")).dense}
+    assert shapes["model.layers.0.linear_attn.in_proj_qkvz.weight"] == (12288, 2048)
+    assert shapes["model.layers.0.linear_attn.in_proj_ba.weight"] == (64, 2048)
+    assert shapes["model.layers.0.linear_attn.conv1d.weight"] == (8192, 1, 4)
+    assert shapes["model.layers.3.self_attn.q_proj.weight"] == (8192, 2048)
+    assert shapes["model.layers.3.mlp.shared_expert_gate.weight"] == (1, 2048)
+    assert "model.layers.3.linear_attn.norm.weight" not in shapes
+    shapes = {t.name: t.shape for t in tensor_plan(read_config(QWEN3_5_35B, "x")).dense}
+    assert shapes["model.layers.38.linear_attn.in_proj_qkv.weight"] == (8192, 2048)
+    assert shapes["model.layers.38.linear_attn.in_proj_z.weight"] == (4096, 2048)
+    assert shapes["model.layers.38.linear_attn.in_proj_a.weight"] == (32, 2048)
+    assert shapes["model.layers.39.self_attn.o_proj.weight"] == (2048, 4096)
+
+
+def test_norms_that_are_centred_at_zero_are_told_from_those_within_a_delta_rule():
+    plan = tensor_plan(read_config(QWEN3_5_35B, "x"), lambda name: "experts" not in name)
+    norms = {t.name: t.form for t in plan.dense if "norm" in t.name}
+    plain = {name for name, form in norms.items() if form == "plain"}
+    assert plain == {name for name in norms if name.endswith("linear_attn.norm.weight")}
+    assert "mtp.pre_fc_norm_hidden.weight" in norms
+
+
+@pytest.mark.parametrize("raw", [QWEN3_NEXT_80B, QWEN3_5_35B])
+def test_an_mtp_layer_of_its_own_is_one_with_attention(raw):
+    config = read_config(raw, "x")
+    without, plan = tensor_plan(config), tensor_plan(config, lambda name: "experts" not in name)
+    added = {t.name: t.shape for t in plan.dense if t.mtp}
+    assert len(plan.dense) == len(without.dense) + len(added) == len(without.dense) + 17
+    assert added["mtp.fc.weight"] == (2048, 4096)
+    assert added["mtp.norm.weight"] == added["mtp.pre_fc_norm_embedding.weight"] == (2048,)
+    assert added["mtp.layers.0.self_attn.q_proj.weight"] == (8192, 2048)
+    experts = plan.experts[-1]
+    assert (experts.layer, experts.mtp) == (config.layers, True)
+    assert experts.names(7)[2] == "mtp.layers.0.mlp.experts.7.down_proj.weight"
+    stacked = tensor_plan(config, lambda name: True).experts[-1]
+    assert (stacked.form, stacked.gate) == ("stacked", "mtp.layers.0.mlp.experts.gate_up_proj")
+
+
 def test_families_without_mtp_ignore_what_a_config_announces():
     raw = tiny_config("qwen3_moe", num_nextn_predict_layers=1)
     config = read_config(raw, "x")
     assert config.mtp_layers == 0
-    assert tensor_plan(config, lambda name: True) == tensor_plan(config)
+    assert tensor_plan(config, lambda name: "experts" not in name) == tensor_plan(config)
 
 
-def test_a_checkpoint_with_every_planned_tensor_is_verified(tmp_path):
-    raw = tiny_config("glm4_moe", num_nextn_predict_layers=1)
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe_lite"])
+@pytest.mark.parametrize("key", ["num_nextn_predict_layers", "num_mtp_layers"])
+def test_an_mtp_layer_of_latent_attention_has_the_tensors_of_a_layer_with_experts(family, key):
+    raw = tiny_config(family, num_nextn_predict_layers=None) | {key: 1}
+    plan = tensor_plan(read_config(raw, "x"), lambda name: True)
+    of_layer = {
+        layer: {
+            tensor.name.removeprefix(f"model.layers.{layer}."): tensor.shape
+            for tensor in plan.dense
+            if tensor.name.startswith(f"model.layers.{layer}.")
+        }
+        for layer in (2, 3)
+    }
+    extra = {name: of_layer[3].pop(name) for name in [*of_layer[3]] if name not in of_layer[2]}
+    assert of_layer[2] == of_layer[3] and "self_attn.kv_b_proj.weight" in of_layer[3]
+    assert extra == {
+        "enorm.weight": (64,),
+        "hnorm.weight": (64,),
+        "eh_proj.weight": (64, 128),
+        "shared_head.norm.weight": (64,),
+    }
+    assert plan.experts[-1].layer == 3 and plan.experts[-1].mtp
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "glm4_moe_lite"])
+def test_a_checkpoint_with_every_planned_tensor_is_verified(tmp_path, family):
+    raw = tiny_config(family, num_nextn_predict_layers=1)
     write_checkpoint(tmp_path, raw, random_tensors(raw, 0, mtp=True))
     checkpoint = Checkpoint.open(tmp_path)
     checkpoint.verify(tensor_plan(read_config(raw, "x"), checkpoint.has))

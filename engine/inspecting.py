@@ -1,0 +1,202 @@
+"""``diskmoe inspect``: what a model is, told from its headers and its text files.
+
+The rule of this file: no weight is read, and nothing is compiled; what cannot be used is refused as
+a run would refuse it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from diskmoe.engine.model.config import ModelConfig, read_config
+from diskmoe.engine.model.tensors import tensor_plan, verify_container
+from diskmoe.engine.model.weights import matrix_formats
+from diskmoe.engine.text.side import TextSide
+from diskmoe.experts.budget import shown_bytes
+from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
+from diskmoe.experts.container import Container, is_container
+from diskmoe.experts.records import own_expert_format
+from diskmoe.experts.stored import StoredExperts
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where the weights are: formats, and bytes on the disk."""
+
+    kind: str  # "checkpoint" or "converted"
+    types: Mapping[
+        str, int
+    ]  # bytes by the type that a checkpoint calls them; {} of a converted one
+    expert_format: str
+    dense_formats: tuple[str, ...]  # of matrices, that of most bytes last
+    total_bytes: int
+    expert_bytes: int  # of one
+    experts_bytes: int  # of all
+    mtp_layers: tuple[int, ...]  # those whose tensors are there
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a model is. Bytes and weights of experts are those of routed ones."""
+
+    path: Path
+    config: ModelConfig
+    plan: TensorPlan
+    stored: Stored
+    text: TextSide
+
+    @property
+    def cold_token_bytes(self) -> int:
+        """What a token reads when no expert is in memory."""
+        return len(self.config.moe_layers) * self.config.top_k * self.stored.expert_bytes
+
+    @property
+    def weights(self) -> tuple[int, int]:
+        """(all, those that a token is multiplied with) of the main model."""
+        expert = 3 * self.plan.hidden * self.plan.ffn
+        dense = sum(math.prod(tensor.shape) for tensor in self.plan.dense if not tensor.mtp)
+        layers = len(self.config.moe_layers)
+        every = dense + layers * self.plan.n_experts * expert
+        return every, dense + layers * self.config.top_k * expert
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys are told in the README."""
+        config, stored, tokenizer = self.config, self.stored, self.text.tokenizer
+        weights, of_token = self.weights
+        kept = ("layers", "hidden", "vocab", "context", "heads", "kv_heads", "head_dim", "experts")
+        kept += ("top_k", "expert_width", "shared_width", "dense_width", "quantisation")
+        whole = asdict(config)
+        return {
+            "model": str(self.path),
+            "kind": stored.kind,
+            "family": config.family,
+            **{key: whole[key] for key in kept},
+            "moe_layers": len(config.moe_layers),
+            "weights": weights,
+            "weights_per_token": of_token,
+            "expert_format": stored.expert_format,
+            "dense_formats": list(stored.dense_formats),
+            "types": dict(stored.types),
+            "total_bytes": stored.total_bytes,
+            "experts_bytes": stored.experts_bytes,
+            "expert_bytes": stored.expert_bytes,
+            "bytes_per_cold_token": self.cold_token_bytes,
+            "tokenizer": None if tokenizer is None else tokenizer.kind,
+            "tokens": None if tokenizer is None else tokenizer.valid_count,
+            "template": None if self.text.template is None else self.text.template.source,
+            "stops": {str(token): why for token, why in self.text.stop_sources.items()},
+            "mtp_layers": list(stored.mtp_layers),
+            "mtp_announced": config.mtp_layers,
+        }
+
+    def lines(self) -> list[str]:
+        config, stored, text = self.config, self.stored, self.text
+        coded = f", {config.quantisation} in its config" if config.quantisation else ""
+        layers = f"{config.layers} layers, {len(config.moe_layers)} with experts"
+        heads = f"{config.heads} heads of {config.head_dim}, {config.kv_heads} of keys and values"
+        shared = f", and {config.shared_width} shared" if config.shared_width else ""
+        dense = ", ".join(reversed(stored.dense_formats))
+        types = ", ".join(f"{kind} {shown_bytes(n)}" for kind, n in stored.types.items())
+        weights, of_token = (_shown_count(count) for count in self.weights)
+        tokens = "none: prompts are token ids"
+        if text.tokenizer is not None:
+            tokens = f"{text.tokenizer.kind}, {text.tokenizer.valid_count} tokens"
+        cold = shown_bytes(self.cold_token_bytes)
+        mtp = f"{len(stored.mtp_layers)} layer(s)" if stored.mtp_layers else "none"
+        if config.mtp_layers and not stored.mtp_layers:
+            mtp += f", though the config announces {config.mtp_layers}"
+        return [
+            f"model     {self.path}: {config.family}, {_KINDS[stored.kind]}{coded}",
+            f"shape     {layers}, hidden size {config.hidden}, {heads}",
+            f"          vocabulary {config.vocab}, context {config.context}",
+            f"experts   {config.experts} a layer, {config.expert_width} wide, top-{config.top_k}{shared}",
+            f"weights   {weights}, {of_token} for a token",
+            f"formats   experts {stored.expert_format}, dense {dense}" + (types and f"; {types}"),
+            f"bytes     {shown_bytes(stored.total_bytes)}, {shown_bytes(stored.experts_bytes)} of experts",
+            f"expert    {shown_bytes(stored.expert_bytes)}; a cold token reads {cold}",
+            f"tokenizer {tokens}",
+            f"template  {'none' if text.template is None else text.template.source}",
+            f"stops     {_stops(text)}",
+            f"mtp       {mtp}",
+        ]
+
+
+def _stops(text: TextSide) -> str:
+    """The stop tokens, as they are written where that is known."""
+    if text.tokenizer is None or not text.stop_sources:
+        return text.describe_stops()
+    written = text.tokenizer.special_text
+    return "; ".join(
+        f"{written.get(token, token)} ({why})" for token, why in text.stop_sources.items()
+    )
+
+
+def _shown_count(number: int) -> str:
+    unit, name = next(
+        ((unit, name) for unit, name in ((1e9, "billion"), (1e6, "million")) if number >= unit),
+        (1e3, "thousand"),
+    )
+    return f"{number / unit:.3g} {name}"
+
+
+_KINDS = {"checkpoint": "a Hugging Face checkpoint", "converted": "converted"}
+
+
+def inspect_model(path: Path) -> Inspection:
+    """Raises BadModel for what is no model, is damaged, or is of a kind that is not supported."""
+    source = Container.open(path) if is_container(path) else Checkpoint.open(path)
+    config = read_config(source.config, str(path / "config.json"))
+    plan = tensor_plan(config, source.has)
+    if isinstance(source, Container):
+        verify_container(source, plan)
+        stored = _converted(source, config, plan)
+    else:
+        source.verify(plan)
+        stored = _checkpoint(source, config, plan)
+    text = TextSide.load(path, source.config, config.vocab)
+    return Inspection(path, config, plan, stored, text)
+
+
+def _converted(container: Container, config: ModelConfig, plan: TensorPlan) -> Stored:
+    each = container.record_layout.nbytes
+    records = [
+        container.record(layer, expert)[2]
+        for layer in container.layers
+        for expert in range(container.n_experts)
+    ]
+    files = [path.stat().st_size for path in container.path.glob("*.safetensors")]
+    return Stored(
+        kind="converted",
+        types={},
+        expert_format=container.expert_format,
+        dense_formats=matrix_formats(container, config),
+        total_bytes=sum(files),
+        expert_bytes=each,
+        experts_bytes=sum(records),
+        mtp_layers=_mtp_layers(plan),
+    )
+
+
+def _checkpoint(checkpoint: Checkpoint, config: ModelConfig, plan: TensorPlan) -> Stored:
+    each = [
+        sum(piece.nbytes for piece in StoredExperts(checkpoint, plan, layer).pieces(0))
+        for layer in plan.experts
+    ]
+    return Stored(
+        kind="checkpoint",
+        types=checkpoint.types,
+        expert_format=own_expert_format(checkpoint, plan),
+        dense_formats=matrix_formats(checkpoint, config),
+        total_bytes=sum(checkpoint.types.values()),
+        expert_bytes=max(each),
+        experts_bytes=sum(each) * plan.n_experts,
+        mtp_layers=_mtp_layers(plan),
+    )
+
+
+def _mtp_layers(plan: TensorPlan) -> tuple[int, ...]:
+    return tuple(layer.layer for layer in plan.experts if layer.mtp)

@@ -1,0 +1,161 @@
+"""A matrix as a checkpoint stores it: plain numbers, or codes and scales in two tensors.
+
+The rule of this file: the tensors' own names, types and shapes say what a matrix is, and all of them
+are checked before it is believed; nothing is read here. What there is, for a matrix ``X.weight``:
+
+=====  ===========================================================================================
+plain  ``X.weight``, F32, F16 or BF16
+fp8    ``X.weight``, F8_E4M3, and ``X.weight_scale_inv``: a factor for every 128 x 128 of it
+int4   ``X.weight_packed``, I32 of eight codes, the lowest bits first, and ``X.weight_scale``: a
+       factor for 32 columns of a row; code 8 stands for zero
+=====  ===========================================================================================
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from diskmoe.experts.errors import BadModel
+from diskmoe.experts.formats import GROUP, TILE, Quantised
+from diskmoe.experts.safetensors_io import FLOAT_DTYPES, TensorInfo, as_f32, shown
+from diskmoe.experts.tiles import MatrixLayout, Weights, packing_bytes
+
+Coding = Literal["plain", "fp8", "int4"]
+
+FP8_BLOCK = 128  # rows, and columns, that share a factor
+FP8_DTYPE = "F8_E4M3"
+FP8_SCALES = "_scale_inv"
+INT4_CODES, INT4_SCALES = "_packed", "_scale"
+_CODES_IN_WORD = 8
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """Where a matrix is. `codes` holds the numbers themselves where it is plain, without `scales`."""
+
+    coding: Coding
+    shape: tuple[int, ...]  # (rows, cols) of codings; a plain tensor may have other dimensions
+    codes: TensorInfo
+    scales: TensorInfo | None = None
+
+    @property
+    def pieces(self) -> list[TensorInfo]:
+        """What is to be read, in the order that `decoded` takes it."""
+        return [self.codes] if self.scales is None else [self.codes, self.scales]
+
+    @property
+    def own_format(self) -> str:
+        """The format that keeps the numbers exactly (of int4: where its scales are f16 numbers)."""
+        if self.coding == "plain":
+            return "bf16" if self.codes.dtype == "BF16" else "f32"
+        return "fp8" if self.coding == "fp8" else "q8"
+
+    def temporary_bytes(self, part: MatrixLayout) -> int:
+        """Most bytes that `decoded` and a packing as `part` take beside what was read."""
+        elements = part.rows * part.cols
+        if self.codes.dtype in ("F32", "BF16"):
+            return packing_bytes(part, self.codes.dtype == "BF16")
+        coded = 0 if self.coding == "plain" else 2 * elements  # checks, or codes taken apart
+        if self.coding == "fp8" and part.format == "fp8":
+            return coded
+        return coded + 4 * elements + packing_bytes(part, False)
+
+    def scale_rows(self, begin: int, end: int) -> tuple[int, int]:
+        """The rows of `scales` that rows begin..end-1 need."""
+        if self.coding == "int4":
+            return begin, end
+        return begin // FP8_BLOCK, -(-end // FP8_BLOCK)
+
+    def decoded(self, stored: Sequence[npt.NDArray[Any]], first_row: int = 0) -> Weights:
+        """The numbers of some rows from `first_row` on, a multiple of 16, or of a single row.
+
+        stored: the rows of `codes` and those of `scale_rows`, in their own types. f32, bf16 bits,
+        or codes that are a format's own.
+        """
+        if self.scales is None:
+            numbers = stored[0]
+            if self.codes.dtype == "BF16":
+                return numbers.view(np.uint16)
+            return as_f32(numbers, self.codes.dtype)
+        scales = as_f32(stored[1], self.scales.dtype)
+        if self.coding == "fp8":
+            tiles = (first_row % FP8_BLOCK + np.arange(0, len(stored[0]), TILE)) // FP8_BLOCK
+            return Quantised(stored[0], scales[tiles])
+        return _from_int4(stored[0], scales)
+
+
+def _from_int4(words: npt.NDArray[Any], scales: npt.NDArray[np.float32]) -> Weights:
+    """(rows, cols / 8), (rows, cols / 32) -> q8's numbers, or f32 where a scale is no f16 number."""
+    pairs = words.view(np.uint8)
+    values = np.empty((len(words), words.shape[1] * _CODES_IN_WORD), np.int8)
+    values[:, 0::2] = pairs & 15
+    values[:, 1::2] = pairs >> 4
+    values -= 8
+    with np.errstate(over="ignore"):  # a bf16 number may be larger than any of f16
+        narrow = scales.astype(np.float16)
+    if np.array_equal(narrow, scales):
+        return Quantised(values, narrow)
+    wide = values.astype(np.float32)
+    groups = wide.reshape(*scales.shape, GROUP)
+    groups *= scales[:, :, None]
+    return wide
+
+
+def find_matrix(infos: Mapping[str, TensorInfo], name: str, where: str) -> StoredMatrix | None:
+    """The matrix or vector that a plan calls `name`, or None when there is none.
+
+    Raises BadModel for codes whose scales are missing or do not fit them, and for other types.
+    """
+    info = infos.get(name)
+    if info is None:
+        codes = infos.get(name + INT4_CODES)
+        return None if codes is None else _int4(infos, codes, name, where)
+    if info.dtype in FLOAT_DTYPES:
+        return StoredMatrix("plain", info.shape, info)
+    if info.dtype != FP8_DTYPE:
+        raise BadModel(
+            f"{info.path}: tensor {shown(name)}{where} has dtype {info.dtype}; this version reads "
+            f"{', '.join(FLOAT_DTYPES)}, {FP8_DTYPE} with scales and packed int4 there: fetch "
+            "another release of the model"
+        )
+    shape = tuple(-(-n // FP8_BLOCK) for n in info.shape)
+    scales = _scales(infos, info, name + FP8_SCALES, shape, where)
+    return StoredMatrix("fp8", info.shape, info, scales)
+
+
+def _int4(
+    infos: Mapping[str, TensorInfo], codes: TensorInfo, name: str, where: str
+) -> StoredMatrix:
+    if codes.dtype != "I32" or len(codes.shape) != 2 or codes.shape[1] % (GROUP // _CODES_IN_WORD):
+        raise BadModel(
+            f"{codes.path}: tensor {shown(codes.name)}{where} is {codes.dtype} of shape "
+            f"{list(codes.shape)}; packed int4 is I32 of two dimensions, 4 words a group of {GROUP}"
+        )
+    rows, cols = codes.shape[0], codes.shape[1] * _CODES_IN_WORD
+    scales = _scales(infos, codes, name + INT4_SCALES, (rows, cols // GROUP), where)
+    return StoredMatrix("int4", (rows, cols), codes, scales)
+
+
+def _scales(
+    infos: Mapping[str, TensorInfo],
+    codes: TensorInfo,
+    name: str,
+    shape: tuple[int, ...],
+    where: str,
+) -> TensorInfo:
+    found = infos.get(name)
+    if found is None:
+        raise BadModel(
+            f"{codes.path}: tensor {shown(codes.name)}{where} is {codes.dtype}, its scales "
+            f"{shown(name)} are missing: other ways to scale are not supported"
+        )
+    if len(shape) != 2 or found.shape != shape or found.dtype not in FLOAT_DTYPES:
+        raise BadModel(
+            f"{found.path}: tensor {shown(name)}{where} is {found.dtype} of shape "
+            f"{list(found.shape)}; the scales of {codes.dtype} {list(codes.shape)} are floats of "
+            f"shape {list(shape)}"
+        )
+    return found

@@ -1,0 +1,195 @@
+"""Checkpoints whose matrices are codes and scales say what the same numbers say when they are plain."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_model import (
+    Stored,
+    random_tensors,
+    running,
+    tiny_config,
+    with_fp8,
+    with_int4,
+    write_checkpoint,
+)
+
+from diskmoe.engine.model.config import read_config
+from diskmoe.engine.model.tensors import tensor_plan
+from diskmoe.experts.checkpoint import Checkpoint
+from diskmoe.experts.container import Container
+from diskmoe.experts.convert import convert
+from diskmoe.experts.errors import BadModel
+
+IDS = [5, 9, 33, 2, 50, 7, 8, 41, 3, 77]
+WAYS = {"fp8": with_fp8, "int4": with_int4}
+GATE = "model.layers.1.mlp.experts.2.gate_proj.weight"
+
+
+def written(folder: Path, way: str, **changes: Any) -> tuple[Path, Path]:
+    """(codes, plain): a checkpoint of two layers and blocks that are not whole; the same numbers."""
+    sizes = {"hidden_size": 160, "moe_intermediate_size": 160, "num_hidden_layers": 2}
+    raw = tiny_config("glm4_moe", **{**sizes, **changes})
+    coded, stored, exact = WAYS[way](raw, random_tensors(raw, 1))
+    codes = write_checkpoint(folder / "codes", coded, stored, "bf16")
+    return codes, write_checkpoint(folder / "plain", raw, rounded(exact, stored), "f32")
+
+
+def rounded(exact: Stored, stored: Stored) -> Stored:
+    """What codes stand for, and of the rest what is left in bf16."""
+    bits = {name: array.view(np.uint32) for name, array in exact.items()}
+    whole = {name: (b + 0x7FFF + (b >> 16 & 1)) >> 16 << 16 for name, b in bits.items()}
+    plain = {name: (b.astype(np.uint32)).view(np.float32) for name, b in whole.items()}
+    return {name: array if is_coded(name, stored) else plain[name] for name, array in exact.items()}
+
+
+def is_coded(name: str, stored: Stored) -> bool:
+    return name not in stored or stored[name].dtype == np.uint8
+
+
+def plan_of(folder: Path):
+    checkpoint = Checkpoint.open(folder)
+    return checkpoint, tensor_plan(read_config(checkpoint.config, "x"), checkpoint.has)
+
+
+def converted(folder: Path, experts: str | None, dense: str | None) -> Path:
+    out = folder.with_name(f"{folder.name}-{experts}-{dense}")
+    convert(*plan_of(folder), out, experts, dense)
+    return out
+
+
+def logits(folder: Path, **options: Any) -> np.ndarray:
+    with running(folder, **options) as model:
+        return model.forward(IDS, "all")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_codes_are_widened_exactly(tmp_path, way):
+    codes, plain = written(tmp_path, way)
+    wide = {"dense_format": "f32", "expert_format": "f32", "slots": 2}
+    expected = logits(plain, **wide)
+    assert logits(codes, **wide).tobytes() == expected.tobytes()
+    assert logits(converted(codes, "f32", "f32")).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_quantised_anew_is_dequantised_once(tmp_path, way):
+    codes, plain = written(tmp_path, way)
+    for experts, dense in (("q4", "q8"), ("q4g64", "bf16")):
+        ours = Container.open(converted(codes, experts, dense))
+        theirs = Container.open(converted(plain, experts, dense))
+        for expert in range(8):
+            pairs = zip(ours.expert_f32(1, expert), theirs.expert_f32(1, expert), strict=True)
+            assert all(np.array_equal(a, b) for a, b in pairs)
+        for name in ours.names:
+            assert np.array_equal(ours.f32(name), theirs.f32(name)), name
+
+
+@pytest.mark.parametrize(("way", "fmt"), [("fp8", "fp8"), ("int4", "q8")])
+def test_kept_codes_stand_for_the_same_numbers(tmp_path, way, fmt):
+    codes, plain = written(tmp_path, way)
+    kept = Container.open(converted(codes, None, None))
+    exact = Container.open(converted(plain, "f32", "f32"))
+    assert kept.expert_format == fmt
+    for expert in range(8):
+        pairs = zip(kept.expert_f32(1, expert), exact.expert_f32(1, expert), strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs)
+    for name in kept.names:
+        assert np.array_equal(kept.f32(name), exact.f32(name)), name
+
+
+def test_fp8_is_multiplied_as_it_is_with_no_rounding_of_rows(tmp_path):
+    codes, plain = written(tmp_path, "fp8")
+    expected = logits(plain)
+    found = logits(codes, slots=2)
+    assert np.abs(found - expected).max() < 1e-4
+    kept = converted(codes, None, None)
+    with running(kept, slots=1, threads=2) as model:
+        rows = [model.forward(IDS[i : i + 3], "all") for i in range(0, len(IDS), 3)]
+    assert np.concatenate(rows).tobytes() == found.tobytes()
+
+
+def test_an_embedding_in_fp8_is_read_row_by_row(tmp_path):
+    raw = tiny_config("qwen3_moe", vocab_size=200, hidden_size=160)
+    tensors = random_tensors(raw, 2)
+    moved = "model.layers.0.embedding"  # what is within a layer is coded
+    name = "model.embed_tokens.weight"
+    tensors[moved] = tensors.pop(name)
+    coded, stored, exact = with_fp8(raw, tensors)
+    for arrays in (stored, exact):
+        arrays[name] = arrays.pop(moved)
+    stored[name + "_scale_inv"] = stored.pop(moved + "_scale_inv")
+    codes = write_checkpoint(tmp_path / "codes", coded, stored)
+    plain = write_checkpoint(tmp_path / "plain", raw, exact)
+    ids = [0, 127, 128, 199]
+    with running(codes) as ours, running(plain) as theirs:
+        assert ours.embed(ids).tobytes() == theirs.embed(ids).tobytes()
+
+
+def test_a_scale_beyond_half_precision_is_not_lost(tmp_path):
+    raw = tiny_config("qwen3_moe", moe_intermediate_size=64)
+    coded, stored, exact = with_int4(raw, random_tensors(raw, 1))
+    stored[GATE + "_scale"][3, 1] = 2.0**-30
+    words = stored[GATE + "_packed"].view(np.uint8)[3, 16:32]
+    values = np.stack([words & 15, words >> 4], axis=1).reshape(-1).astype(np.float32) - 8
+    exact[GATE][3, 32:] = values * np.float32(2.0**-30)
+    codes = write_checkpoint(tmp_path / "codes", coded, stored)
+    plain = write_checkpoint(tmp_path / "plain", raw, exact)
+    wide = {"dense_format": "f32", "expert_format": "f32"}
+    assert logits(codes, **wide).tobytes() == logits(plain, **wide).tobytes()
+
+
+def spoil(way: str, change: str, stored: Stored) -> None:
+    scales = GATE + ("_scale_inv" if way == "fp8" else "_scale")
+    if change == "missing":
+        del stored[scales]
+    elif change == "shape":
+        stored[scales] = np.zeros((1, 1), np.float32)
+    elif change == "dtype":
+        stored[scales] = stored[scales].astype(np.int32)
+    elif change == "NaN":
+        stored[GATE][7, 3] = 0x7F
+    elif change == "infinite":
+        stored[scales][0, 0] = np.inf
+    else:
+        stored[GATE + "_packed"] = np.zeros((160, 3), np.int32)
+
+
+@pytest.mark.parametrize(
+    ("way", "change", "said"),
+    [
+        ("fp8", "missing", "_scale_inv' are missing"),
+        (
+            "fp8",
+            "shape",
+            "shape [1, 1]; the scales of F8_E4M3 [160, 160] are floats of shape [2, 2]",
+        ),
+        ("fp8", "dtype", "is I32 of shape [2, 2]"),
+        ("fp8", "NaN", "not a number"),
+        ("fp8", "infinite", "not a number"),
+        ("int4", "missing", "_scale' are missing"),
+        ("int4", "shape", "the scales of I32 [160, 20] are floats of shape [160, 5]"),
+        ("int4", "words", "[160, 3]; packed int4 is I32"),
+        ("int4", "infinite", "not a number"),
+    ],
+)
+def test_codes_and_scales_that_do_not_fit_are_refused_by_name(tmp_path, way, change, said):
+    raw = tiny_config("glm4_moe", hidden_size=160, moe_intermediate_size=160)
+    coded, stored, _ = WAYS[way](raw, random_tensors(raw, 1))
+    spoil(way, change, stored)
+    folder = write_checkpoint(tmp_path, coded, stored)
+    with pytest.raises(BadModel) as caught:
+        converted(folder, "q8", "q8")
+    message = str(caught.value)
+    assert said in message and "experts.2.gate_proj" in message and "\n" not in message
+
+
+def test_a_config_that_says_nothing_of_it_changes_nothing(tmp_path):
+    codes, _ = written(tmp_path, "fp8")
+    before = logits(codes)
+    config = json.loads((codes / "config.json").read_text())
+    del config["quantization_config"]
+    (codes / "config.json").write_text(json.dumps(config))
+    assert logits(codes).tobytes() == before.tobytes()

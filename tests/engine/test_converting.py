@@ -1,0 +1,73 @@
+"""``diskmoe convert`` says what it will do before it does it, and how good it is afterwards."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tiny_model import random_tensors, tiny_config, with_fp8, with_int4, write_checkpoint
+
+from diskmoe.engine.cli import main
+from diskmoe.engine.converting import shown_error, shown_seconds
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    """{first word: rest} of the lines that a command says."""
+    assert main(["convert", *words]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return {line.split()[0]: line.split(maxsplit=1)[1] for line in captured.err.splitlines()}
+
+
+def test_the_plan_names_types_formats_bytes_memory_and_time(tmp_path, repo_root, capsys):
+    lines = said(capsys, str(repo_root / "tests/golden/qwen2_moe"), str(tmp_path / "out"))
+    assert list(lines) == ["convert", "source", "target", "needs", "written", "error", "next"]
+    assert lines["convert"] == "qwen2_moe, 3 layers, 6 experts of 32 x 48"
+    assert lines["source"] == "251 KiB: BF16 251 KiB"
+    assert re.fullmatch(
+        r"\S+ KiB: experts in q4 \(8\.30 bits a weight\) 84\.0 KiB, dense in q8 \S+ KiB; .* are free",
+        lines["target"],
+    )
+    assert re.fullmatch(r"about \S+ [MG]iB of memory and \d+ s with \d thread\(s\)", lines["needs"])
+
+
+def test_the_errors_of_a_conversion_are_said_by_kind(tmp_path, repo_root, capsys):
+    source = str(repo_root / "tests/golden/qwen2_moe")
+    lines = said(capsys, source, str(tmp_path / "a"), "--experts", "bf16", "--dense", "q8")
+    kinds = re.findall(r"([a-z][a-z' ]+) (exact|[\d.]+ %)", lines["error"])
+    errors = dict(kinds)
+    assert list(errors) == [
+        *("embedding", "head", "attention", "shared experts"),
+        *("experts' gate", "experts' up", "experts' down"),
+    ]
+    assert errors["experts' gate"] == errors["experts' down"] == "exact"
+    assert all(0.1 < float(errors[kind].split()[0]) < 1 for kind in list(errors)[:4])
+
+
+@pytest.mark.parametrize(
+    ("coded", "kept"), [(with_fp8, "experts as they are in fp8 ("), (with_int4, "in q8 (")]
+)
+def test_codes_are_kept_when_asked_for_and_nothing_is_lost(tmp_path, capsys, coded, kept):
+    raw = tiny_config("glm4_moe", hidden_size=160, moe_intermediate_size=160)
+    config, stored, _ = coded(raw, random_tensors(raw, 1))
+    folder = write_checkpoint(tmp_path / "model", config, stored, "bf16")
+    out = str(tmp_path / "out")
+    lines = said(capsys, str(folder), out, "--experts", "keep", "--dense", "keep")
+    assert kept in lines["target"]
+    assert set(re.findall(r"exact|[\d.]+ %", lines["error"])) == {"exact"}
+
+
+def test_a_budget_that_holds_nothing_is_refused_before_work_starts(tmp_path, repo_root, capsys):
+    source, out = str(repo_root / "tests/golden/qwen2_moe"), tmp_path / "out"
+    assert main(["convert", source, str(out), "--ram-gb", "0.02"]) == 2
+    assert "RAM_GB allows 20.5 MiB" in capsys.readouterr().err
+    assert not list(Path(tmp_path).iterdir())
+
+
+def test_times_and_errors_are_said_in_few_figures():
+    assert [shown_seconds(t) for t in (0.2, 99.5, 130, 6000)] == [
+        "1 s",
+        "100 s",
+        "2 min",
+        "100 min",
+    ]
+    assert [shown_error(e) for e in (0, 0.00412, 0.0652)] == ["exact", "0.41 %", "6.5 %"]

@@ -1,0 +1,177 @@
+"""Whatever drafts there are: ids, ends and logits are those of plain decoding, and accounts add up.
+
+The default run is short. ``DRAFT_FUZZ=300 pytest tests/engine/test_every_source.py`` makes that many
+random runs of each model.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from letters import VOCAB, Letters, Scripted, grammars
+from tiny_model import random_tensors, running, tiny_config, write_checkpoint
+
+from diskmoe.engine.decode import decode
+from diskmoe.engine.model.forward import Transformer
+from diskmoe.engine.sampling import Sampler, Sampling
+from diskmoe.engine.stats import RunStats
+from diskmoe.grammar_draft.automaton import Automaton
+from diskmoe.grammar_draft.gbnf import parse
+from diskmoe.mtp.compose import Composer
+from diskmoe.mtp.grammar_source import GrammarSource
+from diskmoe.mtp.ngram import NgramSource
+from diskmoe.mtp.planner import Planner
+from diskmoe.mtp.source import DraftSource
+
+RUNS = int(os.environ.get("DRAFT_FUZZ", "18"))
+MODELS = [("qwen3_moe", 2), ("glm4_moe", 4), ("gpt_oss", 8)]  # slots below, at and above top-k
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda model: model[0])
+def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transformer]:
+    family, slots = request.param
+    path = tmp_path_factory.mktemp(family)
+    config = tiny_config(family)
+    write_checkpoint(path, config, random_tensors(config, seed=5))
+    with running(path, expert_format="q4", dense_format="q8", slots=slots) as transformer:
+        yield transformer
+
+
+class Watched:
+    """A model that keeps the bytes of the logits of each position."""
+
+    def __init__(self, model: Transformer) -> None:
+        self._model = model
+        self.rows: dict[int, bytes] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, ids: np.ndarray, rows: Any, on_layer: Any = None) -> np.ndarray:
+        first = self._model.kv.length
+        logits = self._model.forward(ids, rows, on_layer)
+        if rows != "none":
+            last = first + len(ids)
+            for position, row in zip(range(last - len(logits), last), logits, strict=True):
+                self.rows[position] = row.tobytes()  # a later one takes a rejected one's place
+        return logits
+
+
+@dataclass
+class Run:
+    """What a run said, and what it cost."""
+
+    ids: list[int]
+    rows: dict[int, bytes]
+    stats: RunStats
+    told: list[int] = field(default_factory=list)  # rows of use, by forward
+
+
+def run(
+    model: Transformer,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    limit: int,
+    stops: Sequence[int],
+    composer_for: Callable[[Sampler], Composer] | None = None,
+) -> Run:
+    watched, stats, sampler = Watched(model), RunStats(), Sampler(sampling, VOCAB)
+    composer = None if composer_for is None else composer_for(sampler)
+    told: list[int] = []
+    ids = list(
+        decode(
+            watched,  # pyright: ignore[reportArgumentType] - the rest of a model is the model's
+            prompt,
+            sampler,
+            limit=limit,
+            stop_ids=stops,
+            prefill_chunk=7,
+            stats=stats,
+            drafts=composer,
+            on_verified=told.append,
+        )
+    )
+    if composer is not None:
+        stats.drafts = composer.accounts
+    return Run(ids, watched.rows, stats, told)
+
+
+def samplings(random: Random) -> Sampling:
+    """Greedy half of the time, else with any filters."""
+    if random.random() < 0.5:
+        return Sampling()
+    return Sampling(
+        temperature=random.choice([0.3, 1.0, 2.0]),
+        top_k=random.choice([0, 1, 5, 40]),
+        top_p=random.choice([1.0, 0.9, 0.5]),
+        min_p=random.choice([0.0, 0.05]),
+        seed=random.randrange(1000),
+    )
+
+
+def sources(
+    plain: list[int], prompt: Sequence[int], random: Random
+) -> tuple[list[DraftSource], list[DraftSource]]:
+    """Some of all there are: (forced, others)."""
+    forced: list[DraftSource] = []
+    if random.random() < 0.5 and len(plain) > 20:
+        grammar = random.choice([text for _, text in grammars(plain, random)])
+        forced.append(GrammarSource(Automaton(parse(grammar)), Letters(), prompt, cap=24))
+    others: list[DraftSource] = [
+        Scripted(plain, random, share, f"scripted {share}", cheap=random.random() < 0.5)
+        for share in (1.0, 0.7, 0.3, 0.0)
+        if random.random() < 0.4
+    ]
+    if random.random() < 0.6:
+        others.append(NgramSource(prompt))
+    random.shuffle(others)
+    return forced, others
+
+
+def check_accounts(drafted: Run) -> None:
+    """Emitted = accepted + sampled, judged <= proposed, and the sources' sums are the totals."""
+    stats, accounts = drafted.stats, drafted.stats.drafts.values()
+    assert len(drafted.ids) == stats.tokens
+    assert stats.tokens == stats.sampled + sum(account.accepted for account in accounts)
+    assert all(a.accepted <= a.judged <= a.proposed for a in accounts)
+    proposed = sum(account.proposed for account in accounts)
+    assert stats.decode.rows == stats.decode.forwards + proposed
+    # a forward's rows of use: what was right, and the one that was picked or ended the text
+    assert sum(drafted.told) + stats.decode.forwards - len(drafted.told) == stats.tokens
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_drafts_leave_the_text_its_end_and_its_logits_as_they_are(
+    model: Transformer, seed: int
+) -> None:
+    random = Random(seed)
+    accepted = 0
+    for number in range(-(-RUNS // 3)):
+        length = random.choice([1, 2, 9, 40, model.kv.capacity - random.randrange(1, 12)])
+        prompt = random.choices(range(random.choice([4, VOCAB])), k=length)
+        sampling, limit = samplings(random), random.choice([1, 2, 3, 30, 50, 50])
+        plain = run(model, prompt, sampling, 50, ())
+        full, stops = plain.ids, []
+        if random.random() < 0.4:  # within the text, and so within drafts
+            stops = random.sample(full, min(2, len(full)))
+        if stops or limit < 50:
+            plain = run(model, prompt, sampling, limit, stops)
+        most, fixed = random.choice([1, 3, 24]), random.choice([None, None, 1, 4, 24])
+        guard = random.random() < 0.7
+
+        def composer(sampler: Sampler) -> Composer:
+            forced, others = sources(full, prompt, random)  # noqa: B023 - called at once
+            return Composer(forced, others, VOCAB, most, Planner(fixed), guard)  # noqa: B023
+
+        drafted = run(model, prompt, sampling, limit, stops, composer)
+        said = f"seed {seed}, run {number}"
+        assert drafted.ids == plain.ids, said
+        assert drafted.stats.stop_reason == plain.stats.stop_reason, said
+        assert {place: drafted.rows[place] for place in plain.rows} == plain.rows, said
+        check_accounts(drafted)
+        accepted += drafted.stats.tokens - drafted.stats.sampled
+    assert accepted
