@@ -108,7 +108,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
 
     context = _context(line, tokens, prompt)
     try:
-        prepared = prepare(path, replace(options_from(line.values), ctx=context), say)
+        prepared = prepare(path, replace(options_from(line.values), ctx=context, draft_rows=0), say)
     except BadRequest as error:
         if line.values["CTX"].value is None and str(error).startswith("CTX="):
             asked = f"--prompt {prompt} and --tokens {tokens} need CTX={context}"

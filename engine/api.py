@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
+from diskmoe.engine.draft_head import load_head
 from diskmoe.engine.drafting import Helpers, composer_of
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
@@ -38,6 +40,7 @@ from diskmoe.engine.loading import (
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.moe import Ints, Record
+from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.weights import load_dense
 from diskmoe.engine.report import ModelFacts
 from diskmoe.engine.sampling import Sampler, Sampling
@@ -53,6 +56,9 @@ from diskmoe.experts.usage import UsageHistory
 from diskmoe.experts.watch import MemoryWatch
 from diskmoe.grammar_draft.library import load as load_grammar
 from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.mtp.draft_model import DraftModelSource
+from diskmoe.mtp.head import MtpSource
+from diskmoe.mtp.source import DraftSource
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -145,6 +151,7 @@ class Model:
         memory: MemoryPlan,
         transformer: Transformer,
         store: ExpertStore,
+        head: MtpLayer | None,
         workers: Workers,
         share: float | None,  # of the expert files in the page cache, before a weight was read
         say: Say = _silent,
@@ -161,6 +168,7 @@ class Model:
         self.workers = workers
         self._transformer = transformer
         self._store = store
+        self._head = head
         self._watch = MemoryWatch(memory.budget_bytes, store.shrink, say)
         self._trace = trace
         self._history = history
@@ -186,6 +194,7 @@ class Model:
         opened, options = prepared.opened, prepared.options
         workers: Workers | None = None
         store: ExpertStore | None = None
+        head: MtpLayer | None = None
         try:
             # first, as it may be refused
             trace = None if options.trace is None else TraceRecorder(options.trace, say)
@@ -234,10 +243,15 @@ class Model:
                 prefetch=options.prefetch == "1",
             )
             prepared.helpers.load(workers, opened.context, options)
-            model = cls(prepared, memory, transformer, store, workers, share, say, history, trace)
+            head = load_head(opened, options, memory, transformer, workers)
+            model = cls(
+                prepared, memory, transformer, store, head, workers, share, say, history, trace
+            )
         except BaseException:
             if workers is not None:
                 workers.close()
+            if head is not None:
+                head.close()
             if store is not None:
                 store.close()
             prepared.close()
@@ -330,10 +344,18 @@ class Model:
         valid = self.config.vocab if tokenizer is None else tokenizer.valid_mask
         if isinstance(grammar, str):
             grammar = load_grammar(grammar)
-        vocab = self.config.vocab
         sampler = Sampler(sampling or Sampling(temperature=0.0), valid)
+        models: list[DraftSource] = []
+        head = None
+        if self._head is not None:
+            head = MtpSource(self._head, self.config.hidden, sampler.guess)
+            models.append(head)
+        if self.helpers.small is not None:
+            small, p_min = self.helpers.small.transformer, self.options.p_min
+            models.append(DraftModelSource(small, prompt.ids, sampler.guess, p_min))
+        vocab = self.config.vocab
         drafts = composer_of(
-            grammar, self.text, prompt, vocab, self.options, self.helpers, sampler.guess, self._say
+            grammar, models, self.text, prompt, vocab, self.options, self.helpers, self._say
         )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner
@@ -350,6 +372,7 @@ class Model:
             on_forward=self._watch.look,
             drafts=drafts,
             on_verified=self._accepted,
+            on_rows=partial(self._absorb, head),
         )
         stream = None
         if tokenizer is not None:
@@ -373,6 +396,10 @@ class Model:
     def _refuse_ended(self, run: int) -> None:
         if run != self._runs or self._closed:
             raise BadRequest("this run was ended by a newer one, or the model was closed")
+
+    def _absorb(self, head: MtpSource | None, following: Sequence[int]) -> None:
+        if head is not None:
+            head.absorb(following, self._transformer.hidden[: len(following)])
 
     def _accepted(self, rows: int) -> None:
         """Of the latest forward's rows the first so many were right."""
@@ -402,6 +429,8 @@ class Model:
             last_first.callback(self.opened.records.close)
             last_first.callback(self.helpers.close)
             last_first.callback(self._store.close)
+            if self._head is not None:
+                last_first.callback(self._head.close)
             last_first.callback(self.workers.close)
             if self._trace is not None:
                 last_first.callback(self._trace.close)

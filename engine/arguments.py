@@ -196,11 +196,6 @@ def run_settings(
             raise BadRequest(f"{text_positional} is given twice, as an argument and as a flag")
         texts[text_positional], sources[text_positional] = rest[0], "argument"
     values, notes = resolve(texts, env, sources)
-    notes += [
-        f"{setting.name} has no effect: {setting.effect}"
-        for setting in SETTINGS
-        if setting.effect and values[setting.name].source != "default"
-    ]
     return values, others, notes
 
 

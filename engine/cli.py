@@ -175,9 +175,8 @@ def help_text() -> str:
                 continue
             left = f"{setting.flag} {setting.kind}".rstrip()
             default = "" if setting.default is None else f" (default {_plain(setting.default)})"
-            note = " [no effect in this version]" if setting.effect else ""
             name = setting.name if setting.bare else PREFIX + setting.name
-            lines.append(f"  {left:<26} {name:<18} {setting.help}{default}{note}")
+            lines.append(f"  {left:<26} {name:<18} {setting.help}{default}")
         lines.append("")
     lines.append("  --chat, --raw              the same as --chat 1 and --chat 0")
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from diskmoe.engine.model.weights import dense_bytes, load_dense
 from diskmoe.engine.text.tokenizer import TextTokenizer, load_tokenizer
 from diskmoe.experts.store import WAVE_SLOTS, ExpertStore
 
-_OPTIONS = Options(dense_bits=8, expert_bits=8)
+_OPTIONS = Options(dense_bits=8, expert_bits=8, mtp=False)
 
 
 class DraftModel:
@@ -34,12 +34,17 @@ class DraftModel:
 
         Raises:
             BadModel: not a model, damaged, or of a family that is not supported.
-            BadRequest: its vocabulary is another one.
+            BadRequest: its vocabulary is another one, or it has layers with a state.
         """
         if tokenizer is None:
             raise BadRequest(f"DRAFT_MODEL={path} needs a tokenizer.json in both models")
         opened = open_model(path, _OPTIONS)
         try:
+            if opened.config.delta is not None:
+                raise BadRequest(
+                    f"DRAFT_MODEL={path}: a {opened.config.family} cannot take drafts back one by "
+                    "one; name a model with attention in all layers"
+                )
             _check_vocabulary(path, tokenizer, load_tokenizer(path, opened.config.vocab))
         except BaseException:
             opened.records.close()

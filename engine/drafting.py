@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -20,7 +20,6 @@ from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.corpus import MAPPED_BYTES, Corpus, CorpusSource
-from diskmoe.mtp.draft_model import DraftModelSource, Guess
 from diskmoe.mtp.grammar_source import GrammarSource
 from diskmoe.mtp.ngram import NgramSource
 from diskmoe.mtp.planner import Planner
@@ -106,16 +105,16 @@ class Helpers:
 
 def composer_of(
     grammar: Grammar | None,
+    models: Sequence[DraftSource],
     text: TextSide,
     prompt: Prompt,
     vocab: int,
     options: Options,
     helpers: Helpers,
-    guess: Guess,
     say: Say,
 ) -> Composer | None:
-    """What drafts for one run; None: nothing does. ``vocab``: ids of the model are below it; guess:
-    how the run chooses from logits, see ``Sampler.guess``.
+    """What drafts for one run; None: nothing does. ``vocab``: ids of the model are below it;
+    models: sources that are models themselves.
 
     Raises:
         BadRequest: a grammar where the model has no tokenizer.
@@ -128,9 +127,7 @@ def composer_of(
         others.append(NgramSource(prompt.ids))
     if helpers.corpus is not None and options.draft != 0:
         others.append(CorpusSource(helpers.corpus, prompt.ids))
-    if helpers.small is not None and options.draft != 0:
-        small = helpers.small.transformer
-        others.append(DraftModelSource(small, prompt.ids, guess, options.p_min))
+    others += models
     if not options.draft_rows or not (forced or others):
         return None
     planner = Planner(options.draft)

@@ -7,11 +7,13 @@ a run would refuse it.
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from diskmoe.engine.gguf_source import is_gguf, open_gguf
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import matrix_formats
@@ -19,15 +21,16 @@ from diskmoe.engine.text.side import TextSide
 from diskmoe.experts.budget import shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
+from diskmoe.experts.gguf_in import GgufCheckpoint
 from diskmoe.experts.records import own_expert_format
-from diskmoe.experts.stored import StoredExperts
+from diskmoe.experts.stored import experts_of
 
 
 @dataclass(frozen=True)
 class Stored:
     """Where the weights are: formats, and bytes on the disk."""
 
-    kind: str  # "checkpoint" or "converted"
+    kind: str  # "checkpoint", "gguf" or "converted"
     types: Mapping[
         str, int
     ]  # bytes by the type that a checkpoint calls them; {} of a converted one
@@ -143,13 +146,19 @@ def _shown_count(number: int) -> str:
     return f"{number / unit:.3g} {name}"
 
 
-_KINDS = {"checkpoint": "a Hugging Face checkpoint", "converted": "converted"}
+_KINDS = {"checkpoint": "a Hugging Face checkpoint", "gguf": "a GGUF", "converted": "converted"}
 
 
 def inspect_model(path: Path) -> Inspection:
     """Raises BadModel for what is no model, is damaged, or is of a kind that is not supported."""
-    source = Container.open(path) if is_container(path) else Checkpoint.open(path)
-    config = read_config(source.config, str(path / "config.json"))
+    files: Mapping[str, bytes] | None = None
+    where = str(path / "config.json")
+    if is_gguf(path):
+        source, files = open_gguf(path)
+        where = f"{path}: its metadata as a config.json"
+    else:
+        source = Container.open(path) if is_container(path) else Checkpoint.open(path)
+    config = read_config(source.config, where)
     plan = tensor_plan(config, source.has)
     if isinstance(source, Container):
         verify_container(source, plan)
@@ -157,8 +166,19 @@ def inspect_model(path: Path) -> Inspection:
     else:
         source.verify(plan)
         stored = _checkpoint(source, config, plan)
-    text = TextSide.load(path, source.config, config.vocab)
-    return Inspection(path, config, plan, stored, text)
+    return Inspection(path, config, plan, stored, _text(path, files, source.config, config.vocab))
+
+
+def _text(
+    path: Path, files: Mapping[str, bytes] | None, config: dict[str, Any], vocab: int
+) -> TextSide:
+    """The text side of a directory, or of files that a conversion would make."""
+    if files is None:
+        return TextSide.load(path, config, vocab)
+    with tempfile.TemporaryDirectory(prefix="diskmoe-inspect-") as folder:
+        for name, contents in files.items():
+            (Path(folder) / name).write_bytes(contents)
+        return TextSide.load(Path(folder), config, vocab)
 
 
 def _converted(container: Container, config: ModelConfig, plan: TensorPlan) -> Stored:
@@ -183,11 +203,11 @@ def _converted(container: Container, config: ModelConfig, plan: TensorPlan) -> S
 
 def _checkpoint(checkpoint: Checkpoint, config: ModelConfig, plan: TensorPlan) -> Stored:
     each = [
-        sum(piece.nbytes for piece in StoredExperts(checkpoint, plan, layer).pieces(0))
+        sum(piece.nbytes for piece in experts_of(checkpoint, plan, layer).pieces(0))
         for layer in plan.experts
     ]
     return Stored(
-        kind="checkpoint",
+        kind="gguf" if isinstance(checkpoint, GgufCheckpoint) else "checkpoint",
         types=checkpoint.types,
         expert_format=own_expert_format(checkpoint, plan),
         dense_formats=matrix_formats(checkpoint, config),

@@ -17,7 +17,8 @@ from diskmoe.engine.kernels.heads import KV_KIND
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
-from diskmoe.engine.model.tensors import tensor_plan, verify_container
+from diskmoe.engine.model.mtp_layer import mtp_scratch_bytes
+from diskmoe.engine.model.tensors import head_tensors, tensor_plan, verify_container
 from diskmoe.engine.model.weights import dense_bytes, loader_bytes, matrix_formats
 from diskmoe.engine.stats import peak_rss_bytes
 from diskmoe.engine.warmup import ready_kernels
@@ -27,13 +28,14 @@ from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.direct import DirectMode
 from diskmoe.experts.footprint import give_back, resident_bytes
-from diskmoe.experts.formats import FORMATS, format_for_bits
+from diskmoe.experts.formats import FORMATS, format_for_bits, mtp_format
 from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.policy import AUTO, POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 from diskmoe.experts.stored import experts_of
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
 from diskmoe.mtp.draft_model import DEFAULT_P_MIN
+from diskmoe.mtp.head import WAITING_ROWS
 
 Say = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
@@ -61,7 +63,8 @@ class Options:
     them in a row that a grammar forces. draft: so many others in each forward; None: as many as
     pay. ngram: draft what followed where the text's end stood before; corpus: where it stands in
     the texts of this directory; draft_model: what the small model of this directory says, for as
-    long as it gives it p_min. guard: switch drafts off that are mostly wrong.
+    long as it gives it p_min; mtp: what the model's own head says, where it has one; None: and its
+    memory can be had. guard: switch drafts off that are mostly wrong.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -93,6 +96,7 @@ class Options:
     draft_model: Path | None = None
     p_min: float = DEFAULT_P_MIN
     guard: bool = True
+    mtp: bool | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -157,6 +161,7 @@ class Opened:
     records: ContainerRecords | CheckpointRecords
     context: int  # positions of the KV cache
     notes: tuple[str, ...]
+    mtp: bool = False  # whether its MTP head is to draft
 
     @property
     def name(self) -> str:
@@ -177,6 +182,8 @@ class Opened:
     def kernel_formats(self) -> tuple[str, ...]:
         """The weight formats whose kernels a run needs."""
         wanted = {self.records.expert_format, *self.dense_formats}
+        if self.mtp:
+            wanted |= {mtp_format(name) for name in wanted}
         return tuple(name for name in FORMATS if name in wanted)
 
 
@@ -206,6 +213,7 @@ def _open_container(path: Path, options: Options) -> Opened:
     ):
         if bits is not None and format_for_bits(bits) != own:
             notes.append(f"{name}={bits} has no effect: the converted model is {own}")
+    mtp = _wants_head(container, config, options, notes)
     return Opened(
         path,
         container,
@@ -215,6 +223,7 @@ def _open_container(path: Path, options: Options) -> Opened:
         records,
         context,
         tuple(notes),
+        mtp,
     )
 
 
@@ -240,6 +249,7 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
         )
     if options.verify:
         notes.append("VERIFY has no effect on a checkpoint that is not converted: no checksums")
+    mtp = _wants_head(checkpoint, config, options, notes)
     return Opened(
         path,
         checkpoint,
@@ -249,7 +259,20 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
         records,
         context,
         tuple(notes),
+        mtp,
     )
+
+
+def _wants_head(
+    source: Checkpoint | Container, config: ModelConfig, options: Options, notes: list[str]
+) -> bool:
+    """Whether the model's MTP head is to draft; a note where it was asked for and is not there."""
+    if options.mtp is False or not options.draft_rows or options.draft == 0:
+        return False
+    found = bool(head_tensors(config, source.has))
+    if options.mtp and not found:
+        notes.append("MTP=1 has no effect: the model has no MTP head")
+    return found
 
 
 def _refuse_surplus_layers(checkpoint: Checkpoint, config: ModelConfig) -> None:
@@ -336,6 +359,10 @@ def _scratch_bytes(opened: Opened, rows: int, drafts: int) -> int:
     formats = opened.dense_formats
     working = scratch_bytes(config, rows, logit_rows, opened.context, layout, formats, 1 + drafts)
     working += drafts * config.layers * PROGRAM_BYTES
+    if opened.mtp:
+        layout, formats = opened.records.record_layout_of(config.layers), opened.kernel_formats
+        working += mtp_scratch_bytes(config, max(rows, WAITING_ROWS), layout, formats)
+        working += 4 * WAITING_ROWS * config.hidden  # states that wait
     return opened.records.scratch_bytes + working + OTHER_BYTES
 
 
@@ -357,6 +384,14 @@ def _with_longer_chunks(
             break
         plan = longer
     return plan
+
+
+def _mtp_bytes(opened: Opened, options: Options) -> int:
+    """The weights and the KV cache of the MTP layer, 0 where none is to run."""
+    if not opened.mtp:
+        return 0
+    cache = kv_cache_bytes(opened.config, opened.context, 1, options.kv)
+    return cache + dense_bytes(opened.source, opened.config, opened.dense_format, head=True)
 
 
 def plan_for(opened: Opened, options: Options, say: Say, helpers: int = 0) -> MemoryPlan:
@@ -395,10 +430,21 @@ def plan_for(opened: Opened, options: Options, say: Say, helpers: int = 0) -> Me
             wanted_cap=options.cap,
             context=opened.context,
             prompt_rows=rows,
+            mtp_bytes=_mtp_bytes(opened, options),
+            mtp_slot_bytes=(
+                opened.records.record_layout_of(config.layers).nbytes if opened.mtp else 0
+            ),
             available=available,
         )
 
-    plan = plan_with(options.prefill_chunk or LEAST_CHUNK)
+    try:
+        plan = plan_with(options.prefill_chunk or LEAST_CHUNK)
+    except OutOfBudget:
+        if not opened.mtp:
+            raise
+        plan = plan_for(replace(opened, mtp=False), options, say, helpers)
+        say("note      the MTP head is left out: there is no room for it in the budget")
+        return plan
     if options.prefill_chunk is None:
         plan = _with_longer_chunks(plan, most_rows, plan_with)
     if peak_rss_bytes() > plan.budget_bytes:

@@ -164,8 +164,10 @@ def options_from(values: Mapping[str, Value]) -> Any:
     span, draft = values["GRAMMAR_DRAFT"].value, values["DRAFT"].value
     if values["GRAMMAR"].value is None and values["SCHEMA"].value is None:
         span = 0
-    ngram, corpus, small = (values[name].value for name in ("NGRAM", "CORPUS", "DRAFT_MODEL"))
-    others = (GUESSES if draft is None else draft) if ngram or corpus or small else 0
+    ngram, corpus, mtp = values["NGRAM"].value, values["CORPUS"].value, values["MTP"].value
+    small = values["DRAFT_MODEL"].value
+    drafts = ngram or corpus or small or mtp is not False
+    others = (GUESSES if draft is None else draft) if drafts else 0
     return Options(
         cap=values["CAP"].value,
         expert_bits=values["EXPERT_BITS"].value,
@@ -191,6 +193,7 @@ def options_from(values: Mapping[str, Value]) -> Any:
         draft_model=as_path(small) if small else None,
         p_min=values["P_MIN"].value,
         guard=values["GUARD"].value,
+        mtp=mtp,
     )
 
 

@@ -115,17 +115,12 @@ class Setting:
     help: str
     kind: str = "VALUE"  # what stands behind the flag in the help; "" for a switch
     group: str = "run"
-    effect: str = ""  # why it changes nothing in this version; "" for settings that work
     bare: bool = True  # False: the bare name belongs to others, only DISKMOE_<NAME> is read
 
     @property
     def flag(self) -> str:
         return "--" + self.name.lower().replace("_", "-")
 
-
-NO_DRAFTS = (
-    "this version drafts from grammars and earlier text only, and drafts never change the text"
-)
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("MODEL", _text, None, "model directory; without it the demo model", "DIR", "what"),
@@ -244,7 +239,7 @@ SETTINGS: tuple[Setting, ...] = (
         "N",
         "drafts",
     ),
-    Setting("MTP", switch, None, "the model's own draft head", "0|1", "drafts", NO_DRAFTS),
+    Setting("MTP", switch, None, "draft with the model's own head, if it has one", "0|1", "drafts"),
     Setting(
         "NGRAM",
         switch,
@@ -411,8 +406,7 @@ def settings_table() -> str:
         default = {"False": "0", "True": "1"}.get(default, default)
         kind = f" {setting.kind}" if setting.kind else ""
         flag = f"`{setting.flag}{kind}`".replace("|", "\\|")
-        note = " (no effect in this version)" if setting.effect else ""
         text = setting.help.replace("|", "\\|")
         name = setting.name if setting.bare else PREFIX + setting.name
-        rows.append(f"| `{name}` | {flag} | {default} | {text}{note} |")
+        rows.append(f"| `{name}` | {flag} | {default} | {text} |")
     return "\n".join(rows)

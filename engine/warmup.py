@@ -37,7 +37,7 @@ from diskmoe.experts.kernel_files import (
     kernels_can_be_kept,
     prune_kernels,
 )
-from diskmoe.experts.tiles import compile_packers
+from diskmoe.experts.warm import compile_packers
 
 Say = Callable[[str], None]
 COMPILE = "numba:compile"

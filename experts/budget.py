@@ -22,6 +22,7 @@ LEFT_SHARE = 0.15  # of what is available, for the page cache and for others
 LEFT_BYTES = 1 << 30  # and at least this, or half of what there is
 GROUP_LEFT_SHARE = 0.1  # in a cgroup there are no others, and what we read past the page cache
 GROUP_LEFT_BYTES = 128 << 20  # needs none of it
+MTP_WHOLE_SHARE = 0.05  # of the budget: an MTP layer whose experts take less keeps all of them
 _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 _MEMORY_FILES = {  # of a cgroup of either version: limit, use, what can be dropped of it
     1: (
@@ -119,26 +120,40 @@ class MemoryRequest:
     wanted_cap: int | None = None
     context: int | None = None  # positions that `kv_bytes` is for, to be told
     prompt_rows: int | None = None  # of a prompt, that go through the model at once; in the scratch
+    mtp_bytes: int = 0  # weights and KV cache of the MTP layer
+    mtp_slot_bytes: int = 0  # one of its expert records; 0: there is no such layer
+    mtp_whole: bool = (
+        False  # whether it keeps all of its experts; else it has slots as other layers
+    )
 
     @property
     def wave_bytes(self) -> int:
         return self.wave_slots * self.slot_bytes
 
     @property
+    def mtp_fixed_bytes(self) -> int:
+        """The MTP layer, without slots that the budget decides on. Where all experts stay, the slot
+        that none of them passes through is there all the same."""
+        slots = self.n_experts + 1 if self.mtp_whole else self.wave_slots
+        return self.mtp_bytes + slots * self.mtp_slot_bytes
+
+    @property
     def fixed_bytes(self) -> int:
         """Everything but the hot store, while the model runs."""
         dense_and_base = self.base_bytes + self.dense_bytes
-        return dense_and_base + self.kv_bytes + self.scratch_bytes + self.wave_bytes
+        working = self.kv_bytes + self.scratch_bytes + self.wave_bytes
+        return dense_and_base + working + self.mtp_fixed_bytes
 
     @property
     def loading_bytes(self) -> int:
         """What is held while the dense weights are read."""
-        return self.base_bytes + self.dense_bytes + self.loader_bytes
+        return self.base_bytes + self.dense_bytes + self.mtp_bytes + self.loader_bytes
 
     @property
     def set_bytes(self) -> int:
         """One slot in every layer."""
-        return self.slot_bytes * self.n_moe_layers
+        mtp = 0 if self.mtp_whole else self.mtp_slot_bytes
+        return self.slot_bytes * self.n_moe_layers + mtp
 
 
 @dataclass(frozen=True)
@@ -166,6 +181,13 @@ class MemoryPlan:
         }
 
     @property
+    def mtp_slots(self) -> int:
+        """Slots of the MTP layer; 0 where there is none."""
+        if not self.request.mtp_slot_bytes:
+            return 0
+        return self.request.n_experts if self.request.mtp_whole else self.slots_per_layer
+
+    @property
     def total_bytes(self) -> int:
         """The most that the process is expected to hold."""
         return max(self.request.fixed_bytes + self.arena_bytes, self.request.loading_bytes)
@@ -177,7 +199,16 @@ class MemoryPlan:
             f"memory budget {shown_bytes(self.budget_bytes)}: {self.reason}",
             f"fixed {shown_bytes(request.fixed_bytes)}: {_parts(request)}",
             self._hot_store(),
+            *([self._mtp_layer()] if self.mtp_slots else []),
         ]
+
+    def _mtp_layer(self) -> str:
+        request = self.request
+        how = "all of its experts" if request.mtp_whole else "as many as other layers"
+        return (
+            f"MTP layer: weights and KV cache {shown_bytes(request.mtp_bytes)}, {self.mtp_slots} "
+            f"slots of {shown_bytes(request.mtp_slot_bytes)}, {how}"
+        )
 
     def _hot_store(self) -> str:
         request, share = self.request, 100 * self.arena_bytes / max(self.budget_bytes, 1)
@@ -201,6 +232,7 @@ class MemoryPlan:
             "slots_per_layer": self.slots_per_layer,
             "extra_slots": self.extra_slots,
             "slots_reason": self.cap_reason,
+            "mtp_slots": self.mtp_slots,
             "arena_bytes": self.arena_bytes,
             "total_bytes": self.total_bytes,
         }
@@ -210,11 +242,12 @@ def _parts(request: MemoryRequest) -> str:
     positions = "" if request.context is None else f" for {request.context} positions"
     waves = f", {request.wave_slots} slots for prompts {shown_bytes(request.wave_bytes)}"
     rows = f" for {request.prompt_rows} prompt rows at a time" if request.prompt_rows else ""
+    mtp = f", MTP layer {shown_bytes(request.mtp_fixed_bytes)}" if request.mtp_slot_bytes else ""
     return (
         f"interpreter and kernels {shown_bytes(request.base_bytes)}, "
         f"dense weights {shown_bytes(request.dense_bytes)}, "
         f"KV cache {shown_bytes(request.kv_bytes)}{positions}, "
-        f"scratch {shown_bytes(request.scratch_bytes)}{rows}{waves if request.wave_slots else ''}"
+        f"scratch {shown_bytes(request.scratch_bytes)}{rows}{waves if request.wave_slots else ''}{mtp}"
     )
 
 
@@ -261,6 +294,8 @@ def plan_memory(
     wanted_cap: int | None = None,
     context: int | None = None,
     prompt_rows: int | None = None,
+    mtp_bytes: int = 0,
+    mtp_slot_bytes: int = 0,
     available: Available | None = None,
 ) -> MemoryPlan:
     """Fit what a run needs (see `MemoryRequest`) in the budget: `budget_bytes`, or, when None, a
@@ -269,6 +304,10 @@ def plan_memory(
     A wanted CAP that does not fit is lowered, and the plan says so. Raises OutOfBudget, with all
     numbers, when not even one slot per layer fits.
     """
+    if budget_bytes is None:
+        budget, reason = auto_budget(available or available_memory())
+    else:
+        budget, reason = given_budget(budget_bytes, available)
     request = MemoryRequest(
         base_bytes,
         dense_bytes,
@@ -282,11 +321,10 @@ def plan_memory(
         wanted_cap,
         context,
         prompt_rows,
+        mtp_bytes,
+        mtp_slot_bytes,
+        mtp_whole=0 < mtp_slot_bytes * n_experts <= MTP_WHOLE_SHARE * budget,
     )
-    if budget_bytes is None:
-        budget, reason = auto_budget(available or available_memory())
-    else:
-        budget, reason = given_budget(budget_bytes, available)
     if request.loading_bytes > budget:
         raise OutOfBudget(
             f"memory budget {shown_bytes(budget)} ({reason}) is too small to load the model: "
@@ -321,7 +359,7 @@ def plan_memory(
         why = f"all {request.n_experts} experts of each layer fit"
     else:
         why = f"what fits of {request.n_experts} experts per layer"
-        extra = free % request.set_bytes // request.slot_bytes
+        extra = min(free % request.set_bytes // request.slot_bytes, request.n_moe_layers)
     return MemoryPlan(budget, reason, request, min(fits, most), why, extra)
 
 

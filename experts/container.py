@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.checkpoint import check_model_directory, read_json_object
 from diskmoe.experts.checksums import Piece
+from diskmoe.experts.directory import check_model_directory, read_json_object
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.facts import (
     MOST,
@@ -56,6 +56,7 @@ from diskmoe.experts.tiles import (
     PAGE,
     Bytes,
     MatrixLayout,
+    RecordLayout,
     aligned_zeros,
     matrix_layout,
     record_layout,
@@ -191,6 +192,10 @@ class Container:
         layout = self._layouts.get(name)
         return unpack(tensor.view(np.uint8), layout) if layout else tensor.astype(np.float32)
 
+    def record_layout_of(self, layer: int) -> RecordLayout:
+        """How a layer's records lie; only those of MTP layers may differ from `record_layout`."""
+        return self._facts.record_layout_of(layer)
+
     def record(self, layer: int, expert: int) -> tuple[Path, int, int]:
         """(file, offset, nbytes) of an expert's record."""
         piece = self._records[layer][expert]
@@ -201,7 +206,7 @@ class Container:
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """gate (ffn, hidden), up (ffn, hidden), down (hidden, ffn) as the numbers they stand for."""
         record = self._read_record(layer, expert)
-        return unpack_record(record, self._facts.record_layout_of(layer))
+        return unpack_record(record, self.record_layout_of(layer))
 
     def _read_record(self, layer: int, expert: int) -> Bytes:
         path, offset, nbytes = self.record(layer, expert)

@@ -17,7 +17,8 @@ from diskmoe.experts.fidelity import comparison_bytes
 from diskmoe.experts.footprint import resident_bytes
 from diskmoe.experts.manifest import Manifest
 from diskmoe.experts.records import CheckpointRecords
-from diskmoe.experts.tiles import TILE, aligned_zeros, compile_packers, matrix_layout, pack
+from diskmoe.experts.tiles import TILE, aligned_zeros, matrix_layout, pack
+from diskmoe.experts.warm import compile_packers
 
 TIMED_BYTES = 4 << 20  # of f32 rows that are packed to measure how long it takes
 _READ_BACK_BPS = 1e9  # checksums of what was written: a processor's, on one thread

@@ -16,6 +16,7 @@ Config = dict[str, Any]
 
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 MOST_LAYERS = 1024
+MOST_WIDTH = 1 << 20  # of a head, or of all heads
 
 
 class Facts:
@@ -60,6 +61,8 @@ class Facts:
         heads = self.integer("attention.head_count")
         default = self.integer("embedding_length") // max(heads, 1)
         found = self.integer("attention.key_length", default)
+        if not 1 <= found <= MOST_WIDTH:
+            raise self.bad("attention.key_length", f"is {found}, expected 1 to {MOST_WIDTH}")
         values = self.integer("attention.value_length", default)
         if values != found:
             raise self.bad("attention.value_length", f"is {values}, and {found} of keys: different")

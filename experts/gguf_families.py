@@ -6,7 +6,15 @@ normalises its weights) is that model's published constant; what a family cannot
 
 from collections.abc import Callable, Mapping
 
-from diskmoe.experts.gguf_config import SIGMOID, SOFTMAX, Config, Facts, Tensors, common
+from diskmoe.experts.gguf_config import (
+    MOST_WIDTH,
+    SIGMOID,
+    SOFTMAX,
+    Config,
+    Facts,
+    Tensors,
+    common,
+)
 from diskmoe.experts.gguf_file import Metadata
 from diskmoe.experts.safetensors_io import shown
 
@@ -207,7 +215,14 @@ def _hybrid(facts: Facts) -> Config:
     delta = facts.layers_with("ssm_conv1d.weight")
     kinds = ("full_attention", "linear_attention")
     config = _without(_grouped_query(facts), "attention_bias")
-    values = facts.integer("ssm.time_step_rank")
+    keys, values = facts.integer("ssm.group_count"), facts.integer("ssm.time_step_rank")
+    key_dim, inner = facts.integer("ssm.state_size"), facts.integer("ssm.inner_size")
+    if not 1 <= keys <= values <= inner <= MOST_WIDTH or not 1 <= key_dim <= MOST_WIDTH:
+        raise facts.bad(
+            "ssm.group_count",
+            f"is {keys}, with {values} heads of values, keys of {key_dim} and values of {inner} "
+            "numbers in all: no such layer",
+        )
     return {
         **config,
         **_without(_shared_one(facts), "mlp_only_layers", "decoder_sparse_step"),
@@ -215,10 +230,10 @@ def _hybrid(facts: Facts) -> Config:
         "layer_types": [kinds[layer in delta] for layer in range(facts.layers)],
         "partial_rotary_factor": facts.integer("rope.dimension_count") / facts.head_dim,
         "linear_conv_kernel_dim": facts.integer("ssm.conv_kernel"),
-        "linear_key_head_dim": facts.integer("ssm.state_size"),
-        "linear_num_key_heads": facts.integer("ssm.group_count"),
+        "linear_key_head_dim": key_dim,
+        "linear_num_key_heads": keys,
         "linear_num_value_heads": values,
-        "linear_value_head_dim": facts.integer("ssm.inner_size") // max(values, 1),
+        "linear_value_head_dim": inner // values,
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, TensorPlan, layer_of
+from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, TensorPlan
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.gguf_blocks import (
     FLOATS,
@@ -32,6 +32,7 @@ from diskmoe.experts.gguf_families import config_of
 from diskmoe.experts.gguf_file import Metadata, read_gguf
 from diskmoe.experts.gguf_names import ARCHITECTURES, experts_beside, layer_number, recipes_of
 from diskmoe.experts.gguf_recipes import Recipe
+from diskmoe.experts.naming import layer_of
 from diskmoe.experts.safetensors_io import Header, TensorInfo, read_into, shown
 from diskmoe.experts.tiles import Bytes, Floats, MatrixLayout, pack, pack_values
 

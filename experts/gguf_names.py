@@ -96,10 +96,6 @@ class Architecture:
 
 _LATENT_PARTS = frozenset({"attn_k_b.weight", "attn_v_b.weight"})
 _DELTA = {
-    "attn_qkv.weight": "linear_attn.in_proj_qkv.weight",
-    "attn_gate.weight": "linear_attn.in_proj_z.weight",
-    "ssm_alpha.weight": "linear_attn.in_proj_a.weight",
-    "ssm_beta.weight": "linear_attn.in_proj_b.weight",
     "ssm_ba.weight": "linear_attn.in_proj_ba.weight",
     "ssm_in.weight": "linear_attn.in_proj_qkvz.weight",
     "ssm_norm.weight": "linear_attn.norm.weight",
@@ -119,7 +115,15 @@ _HYBRID = Architecture(
     {**_ATTENTION, **_SECOND_NORM, **_ROUTER, **_SHARED_ONE, **_DELTA},
     zero_centred=True,
     remade=delta_recipes,
-    taken=frozenset({"ssm_a", "ssm_conv1d.weight", "ffn_gate_inp_shexp.weight"}),
+    taken=frozenset(
+        {
+            "attn_qkv.weight",
+            "attn_gate.weight",
+            "ssm_a",
+            "ssm_conv1d.weight",
+            "ffn_gate_inp_shexp.weight",
+        }
+    ),
     mtp=_HYBRID_MTP,
     mtp_layer="mtp.layers.{M}.",
 )
@@ -175,7 +179,12 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "deepseek2": _DEEPSEEK,
         "glm-dsa": replace(_DEEPSEEK, names={**_DEEPSEEK.names, **_INDEXER}),
         "qwen3next": _HYBRID,
-        "qwen35moe": replace(_HYBRID, remade=tiled_delta_recipes),
+        "qwen35moe": replace(
+            _HYBRID,
+            remade=tiled_delta_recipes,
+            taken=_HYBRID.taken
+            | {"ssm_alpha.weight", "ssm_beta.weight", "ssm_out.weight", "ssm_dt.bias"},
+        ),
     }
 )
 
@@ -207,10 +216,12 @@ def recipes_of(
             left.append(info)
         else:
             recipes[ours] = _recipe(architecture, config, ending, info)
-    for layer in layers if architecture.remade is not None else ():
-        prefix = _prefix(architecture, config, layer)
-        for ours, recipe in architecture.remade(config, tensors, f"blk.{layer}."):
-            recipes[prefix + ours] = recipe
+    remade = architecture.remade
+    if remade is not None:
+        for layer in layers:
+            prefix = _prefix(architecture, config, layer)
+            for ours, recipe in remade(config, tensors, f"blk.{layer}."):
+                recipes[prefix + ours] = recipe
     return recipes, left
 
 

@@ -5,6 +5,7 @@ The rule of this file: whatever the prefix, the rest of the program sees ``model
 something else (a picture tower, an MTP head) stay as they are.
 """
 
+import re
 from collections.abc import Iterable
 
 from diskmoe.experts.errors import BadModel
@@ -14,6 +15,7 @@ PREFIX = "model."
 _OTHERS = ("model.language_model.", "language_model.model.", "")
 _PARTS = ("layers.", "embed_tokens.", "norm.")
 _HEAD = "lm_head."
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 def canonical_names(names: Iterable[str], where: object) -> dict[str, str]:
@@ -51,3 +53,9 @@ def _renamed(name: str, prefix: str) -> str:
         if outer and name.startswith(outer + _HEAD):
             return name[len(outer) :]
     return name
+
+
+def layer_of(name: str) -> str:
+    """ " of layer N" for messages, of a tensor that is of one."""
+    match = _LAYER.search(name)
+    return f" of layer {match[1]}" if match else ""

@@ -120,6 +120,10 @@ class ContainerRecords(_Paced):
         self._reader = FileReader(used, pacer)
         self._verified: set[tuple[int, int]] | None = set() if verify else None
 
+    def record_layout_of(self, layer: int) -> RecordLayout:
+        """How a layer's records lie in their slots; only MTP layers may differ from the others."""
+        return self._container.record_layout_of(layer)
+
     def disk_bytes(self, layer: int, expert: int) -> int:
         return self._container.record(layer, expert)[2]
 
@@ -189,7 +193,7 @@ class CheckpointRecords(_Paced):
         self.scratch_bytes = self._arena.nbytes + n_buffers * temporary
 
     def record_layout_of(self, layer: int) -> RecordLayout:
-        """How a layer's records lie in their slots; only MTP layers may differ from the others."""
+        """See ``ContainerRecords.record_layout_of``."""
         return self._mtp_layout if layer in self._mtp_layers else self.record_layout
 
     def disk_bytes(self, layer: int, expert: int) -> int:
@@ -218,3 +222,34 @@ class CheckpointRecords(_Paced):
 
     def close(self) -> None:
         self._reader.close()
+
+
+class LayerRecords:
+    """One layer of another source, which is lent: the records of an MTP layer have a layout of their
+    own, and so a store of their own."""
+
+    scratch_bytes = 0  # the source's
+
+    def __init__(self, source: ContainerRecords | CheckpointRecords, layer: int) -> None:
+        self._source = source
+        self.record_layout = source.record_layout_of(layer)
+        self.expert_format = self.record_layout.gate.format
+        self.layers = (layer,)
+        self.n_experts = source.n_experts
+        self.io_mode = source.io_mode
+        self.files = source.files
+
+    def disk_bytes(self, layer: int, expert: int) -> int:
+        return self._source.disk_bytes(layer, expert)
+
+    def load(self, layer: int, expert: int, slot: Bytes) -> None:
+        self._source.load(layer, expert, slot)
+
+    def hurry(self) -> None:
+        self._source.hurry()
+
+    def resume(self) -> None:
+        self._source.resume()
+
+    def close(self) -> None:
+        """The source is closed by whom it belongs to."""

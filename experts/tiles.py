@@ -19,7 +19,7 @@ one after another, 64-aligned, then, where experts have them, their biases, f32 
 length is a multiple of 4096: one aligned read.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,6 @@ from diskmoe.experts.formats import (
     TILE,
     Quantised,
     dequantise,
-    mtp_format,
     quantise,
     round_to_bf16,
     value_shapes,
@@ -334,19 +333,6 @@ def packing_bytes(layout: MatrixLayout, bf16: bool) -> int:
         kept += scales[0] * scales[1] + 4 * layout.rows
         search = (8 * fmt.group + 64) * max(64, layout.groups)
     return kept + search + (elements * 4 if bf16 else 0)
-
-
-def compile_packers(formats: Iterable[str]) -> None:
-    """Compile what `pack` needs for these formats, and for what MTP layers get instead of them.
-
-    A program that packs on the way in calls this before it plans its memory: the compiler takes
-    seconds and memory, and neither is wanted in the middle of an answer.
-    """
-    wanted = [*formats]
-    for fmt in {*wanted, *map(mtp_format, wanted)}:
-        layout = matrix_layout(fmt, TILE, TILE)
-        pack(np.zeros((TILE, TILE), np.float32), layout)
-        pack(np.zeros((TILE, TILE), np.uint16), layout)
 
 
 def widened(weights: Weights) -> Floats:

@@ -44,6 +44,43 @@ _COMMON: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 64,
+}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "intermediate_size": 64,
+    "first_k_dense_replace": 1,
+}
+# a layer with a delta rule, whose heads of keys have two of values each, and one with attention
+_HYBRID: dict[str, Any] = {
+    "head_dim": 16,
+    "num_experts": 4,
+    "moe_intermediate_size": 32,
+    "intermediate_size": 64,
+    "shared_expert_intermediate_size": 48,
+    "rms_norm_eps": 1e-6,
+    "layer_types": ["linear_attention", "full_attention"],
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.25,
+}
 FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
         "Qwen3MoeForCausalLM",
@@ -114,6 +151,110 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        {"model_type": "mixtral", "num_local_experts": 4, "intermediate_size": 32},
+    ),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        {
+            "model_type": "qwen2_moe",
+            "num_experts": 4,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 64,
+            "shared_expert_intermediate_size": 48,
+            "norm_topk_prob": False,
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2ForCausalLM",
+        {
+            "model_type": "minimax_m2",
+            "head_dim": 16,
+            "rotary_dim": 8,
+            "num_local_experts": 4,
+            "intermediate_size": 32,
+            "scoring_func": "sigmoid",
+        },
+    ),
+    "granitemoe": (
+        "GraniteMoeForCausalLM",
+        {
+            "model_type": "granitemoe",
+            "num_local_experts": 4,
+            "intermediate_size": 32,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.125,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        {
+            "model_type": "deepseek_v2",
+            **_LATENT,
+            "n_shared_experts": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "topk_method": "greedy",
+            "scoring_func": "softmax",
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.0,
+            "rope_scaling": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        {
+            "model_type": "deepseek_v3",
+            **_LATENT,
+            "n_group": 2,
+            "topk_group": 1,
+            "scoring_func": "sigmoid",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLiteForCausalLM",
+        {
+            "model_type": "glm4_moe_lite",
+            **_LATENT,
+            "mlp_layer_types": ["dense", "sparse"],
+            "n_group": 1,
+            "topk_group": 1,
+            "scoring_func": "sigmoid",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.8,
+            "num_nextn_predict_layers": 1,
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3NextForCausalLM",
+        {
+            "model_type": "qwen3_next",
+            **_HYBRID,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
+    ),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeForCausalLM",
+        {
+            "model_type": "qwen3_5_moe_text",
+            **_HYBRID,
+            "mtp_num_hidden_layers": 1,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [1, 1, 0],  # of pictures: a text has one position for all three
+            },
+        },
+    ),
 }
 
 
@@ -141,7 +282,8 @@ def converted(folder: Path, architecture: str, out: Path) -> None:
 
     conversion: Any = importlib.import_module("conversion")
     made = conversion.get_model_class(architecture)
-    made.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"  # known by a hash of the hub's files
+    pre = "glm4" if architecture.startswith("Glm") else "gpt-2"
+    made.get_vocab_base_pre = lambda self, tokenizer: pre  # known by a hash of the hub's files
     with torch.inference_mode():
         made(folder, gguf.LlamaFileType.ALL_F32, out).write()
 
@@ -171,7 +313,8 @@ def answer(path: Path) -> tuple[list[int], float]:
 def make(name: str, out: Path) -> None:
     architecture, settings = FIXTURES[name]
     config = {"architectures": [architecture], **_COMMON, **settings}
-    mtp = bool(config.get("num_nextn_predict_layers"))
+    mtp = any(config.get(key) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
+    mtp = mtp or name == "qwen3_next"  # whose config does not announce it
     target = out / f"{name}.gguf"
     for seed in range(SEEDS):
         with tempfile.TemporaryDirectory() as folder:

@@ -49,6 +49,7 @@ class Scripted:
     """A source that knows the text and says it, each token rightly with probability `share`."""
 
     gave_up = ""
+    grades: tuple[float, ...] = ()
 
     def __init__(
         self, plain: Sequence[int], random: Random, share: float, name: str, cheap: bool

@@ -4,6 +4,7 @@ written = rewrite(golden_gguf("olmoe"), tmp_path / "o.gguf", types={"exps": "Q8_
 """
 
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from tiny_model import Tensors, random_tensors
 
 FOLDER = Path(__file__).resolve().parent / "golden" / "gguf"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.gguf")))
-LOUD = 6.0  # how much larger the head is drawn, so that llama.cpp's choices are clear
 
 
 def golden_gguf(name: str) -> Path:
@@ -27,9 +27,23 @@ def golden_facts(name: str) -> dict[str, Any]:
 
 
 def golden_tensors(config: dict[str, Any], seed: int, mtp: bool) -> Tensors:
-    """The checkpoint that a fixture was made of, under the hub's names, f32."""
-    tensors = random_tensors(config, seed, mtp=mtp)
-    return {**tensors, "lm_head.weight": tensors["lm_head.weight"] * np.float32(LOUD)}
+    """The checkpoint that a fixture was made of, under the hub's names, f32.
+
+    Each tensor is drawn by its own name: it stays the same whatever is planned beside it.
+    """
+    zero_centred = config["model_type"].startswith(("qwen3_next", "qwen3_5"))
+    tensors: Tensors = {}
+    for name, tensor in random_tensors(config, 0, mtp=mtp).items():
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        spread, centre = 0.08, 0.0
+        if "norm" in name:
+            spread, centre = 0.1, float(not zero_centred or "linear_attn" in name)
+        elif name.endswith(("gate.weight", "router.weight", "conv1d.weight", "lm_head.weight")):
+            spread = 0.4  # a loud head makes llama.cpp's choices clear
+        elif name.endswith(("sinks", "A_log", "dt_bias")):
+            spread = 1.0
+        tensors[name] = (centre + spread * rng.standard_normal(tensor.shape)).astype(np.float32)
+    return tensors
 
 
 def rewrite(

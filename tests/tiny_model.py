@@ -9,6 +9,7 @@ write_checkpoint(tmp_path, config, random_tensors(config, seed=7), dtype="bf16")
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.engine.model.config import read_config
+from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KEPT_ROWS, KvCache
+from diskmoe.engine.model.mtp_layer import MtpLayer, mtp_weights
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import load_dense
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.formats import dequantise, quantise
-from diskmoe.experts.records import CheckpointRecords, ContainerRecords
+from diskmoe.experts.records import CheckpointRecords, ContainerRecords, LayerRecords
 from diskmoe.experts.store import ExpertStore
 
 Tensors = dict[str, npt.NDArray[np.float32]]
@@ -358,6 +360,29 @@ def _rounded(tensor: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.floa
     return tensor.astype({"f32": np.float32, "f16": np.float16}[dtype]).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A model's headers, read and found good."""
+
+    source: Checkpoint | Container
+    config: ModelConfig
+    records: CheckpointRecords | ContainerRecords
+
+
+def open_tiny(folder: Path, expert_format: str | None = None) -> Opened:
+    """A checkpoint or a converted model."""
+    if is_container(folder):
+        source = Container.open(folder)
+        config = read_config(source.config, str(folder))
+        verify_container(source, tensor_plan(config, source.has))
+        return Opened(source, config, ContainerRecords(source))
+    source = Checkpoint.open(folder)
+    config = read_config(source.config, str(folder))
+    plan = tensor_plan(config, source.has)
+    source.verify(plan)
+    return Opened(source, config, CheckpointRecords(source, plan, expert_format))
+
+
 @contextmanager
 def running(
     folder: Path,
@@ -371,23 +396,55 @@ def running(
     kept: int = KEPT_ROWS,
 ) -> Iterator[Transformer]:
     """A model that runs from ``folder``, a checkpoint or a converted model, by the real store."""
-    if is_container(folder):
-        source = Container.open(folder)
-        config = read_config(source.config, str(folder))
-        plan = tensor_plan(config)
-        verify_container(source, plan)
-        records = ContainerRecords(source)
-    else:
-        source = Checkpoint.open(folder)
-        config = read_config(source.config, str(folder))
-        plan = tensor_plan(config, source.has)
-        source.verify(plan)
-        records = CheckpointRecords(source, plan, expert_format)
-    weights = load_dense(source, config, dense_format)
-    store = ExpertStore(records, slots, config.moe_layers, config.experts)
+    opened = open_tiny(folder, expert_format)
+    with _running(opened, dense_format, slots, threads, context, kv_format, kept) as (model, _):
+        yield model
+
+
+@contextmanager
+def running_head(
+    folder: Path,
+    dense_format: str | None = None,
+    expert_format: str | None = None,
+    *,
+    slots: int = 64,
+    threads: int = 1,
+    context: int = 128,
+    kv_format: str = "f32",
+    kept: int = KEPT_ROWS,
+) -> Iterator[tuple[Transformer, MtpLayer]]:
+    """The same with the model's MTP head, whose layer has as many slots as the others."""
+    opened = open_tiny(folder, expert_format)
+    config = opened.config
+    with _running(opened, dense_format, slots, threads, context, kv_format, kept) as made:
+        model, workers = made
+        weights = mtp_weights(load_dense(opened.source, config, dense_format, head=True), config)
+        records = LayerRecords(opened.records, config.layers)
+        store = ExpertStore(records, slots, records.layers, config.experts)
+        kv = KvCache(config, context, layers=1, kv_format=kv_format)
+        layer = MtpLayer(model, weights, store, kv, workers)
+        try:
+            yield model, layer
+        finally:
+            layer.close()
+
+
+@contextmanager
+def _running(
+    opened: Opened,
+    dense_format: str | None,
+    slots: int,
+    threads: int,
+    context: int,
+    kv_format: str,
+    kept: int,
+) -> Iterator[tuple[Transformer, Workers]]:
+    config = opened.config
+    weights = load_dense(opened.source, config, dense_format)
+    store = ExpertStore(opened.records, slots, config.moe_layers, config.experts)
     try:
         with Workers(threads) as workers:
             kv = KvCache(config, context, kv_format=kv_format, kept=kept)
-            yield Transformer(config, weights, store, kv, workers)
+            yield Transformer(config, weights, store, kv, workers), workers
     finally:
         store.close()

@@ -42,7 +42,7 @@ class WarmItem:
 def kernel_items(formats: Sequence[str]) -> list[WarmItem]:
     """Every kernel that a model with these weight formats needs, the costliest first.
 
-    What packs weights on the way in is compiled by ``experts.tiles.compile_packers``.
+    What packs weights on the way in is compiled by ``experts.warm.compile_packers``.
     """
     return [
         *(

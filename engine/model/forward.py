@@ -77,6 +77,7 @@ class Transformer:
         self._feed_forward = FeedForward(
             config, store, workers, self._scratch, self._ahead, prefetch
         )
+        self._lent: dict[int, FeedForward] = {}  # by number of a layer that is none of the model's
         self._hidden: Floats = np.zeros((0, config.hidden), np.float32)
         self._programs: dict[int, dict[tuple[int, ...], _Layer]] = {}  # by number of rows
         self._moves = 0  # of the scratch, when they were made
@@ -166,27 +167,34 @@ class Transformer:
         self._attention.start[0] = kv.length
         self._workers.run(layer_programs.first)
         if layer_programs.last is not None:
-            self._feed_forward.run_experts(layer.layer, n, prompt)
+            self._feed_forward_of(layer).run_experts(layer.layer, n, prompt)
             self._workers.run(layer_programs.last)
+
+    def lend(self, layer: LayerWeights, store: ExpertStore) -> None:
+        """A layer beside the model's own, for ``run_layer``; its experts come from this store."""
+        self._lent[layer.layer] = FeedForward(self.config, store, self._workers, self._scratch)
+
+    def _feed_forward_of(self, layer: LayerWeights) -> FeedForward:
+        return self._lent.get(layer.layer, self._feed_forward)
 
     def _make(self, layer: LayerWeights, n: int, x: Rows, kv: KvCache, kv_layer: int) -> _Layer:
         """The programs of a layer for n rows; they are made again when the scratch moves."""
         while True:
             self._moves = self._scratch.moves
             first, last = RowBuilder(n, self._scratch), RowBuilder(n, self._scratch)
-            epsilon = self.config.norm_epsilon
+            epsilon, feed_forward = self.config.norm_epsilon, self._feed_forward_of(layer)
             normed = first.normed("layer.normed", x, layer.attention_norm, epsilon)
             if isinstance(layer.attention, DeltaWeights):
                 self._delta.add(first, normed, layer.attention, kv, kv_layer, x)
             else:
                 self._attention.add(first, normed, layer.attention, kv, kv_layer, x)
             normed = first.normed("layer.normed", x, layer.ffn_norm, epsilon)
-            self._feed_forward.add(first, normed, layer, x)
+            feed_forward.add(first, normed, layer, x)
             if self._ahead is not None and id(layer) in self._next:
                 self._ahead.add(first, x, self._next[id(layer)])
             finish = None
             if layer.dense is None:
-                finish = self._feed_forward.finish(last, normed, layer, x)
+                finish = feed_forward.finish(last, normed, layer, x)
             if self._moves == self._scratch.moves:
                 break
             self._forget()
@@ -196,13 +204,15 @@ class Transformer:
         if n not in self._programs and len(self._programs) >= _KEPT_CHUNKS:
             oldest = next(iter(self._programs))
             del self._programs[oldest]
-            self._feed_forward.forget(oldest)
+            for each in (self._feed_forward, *self._lent.values()):
+                each.forget(oldest)
         self._programs.setdefault(n, {})[id(layer), x.address, id(kv), kv_layer] = made
         return made
 
     def _forget(self) -> None:
         self._programs.clear()
-        self._feed_forward.forget()
+        for each in (self._feed_forward, *self._lent.values()):
+            each.forget()
         self._moves = self._scratch.moves
 
     def new_recall(self) -> Recall | None:

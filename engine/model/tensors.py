@@ -38,8 +38,7 @@ def tensor_plan(config: ModelConfig, has: Callable[[str], bool] | None = None) -
         dense += _layer(config, names, layer, layer in config.moe_layers)
     experts += [_experts(config, names, layer, has) for layer in config.moe_layers]
     for layer in mtp_layers(config, has):
-        tensors = [*_mtp(config, names, layer), *_layer(config, names, layer, True)]
-        dense += [replace(tensor, mtp=True) for tensor in tensors]
+        dense += _head(config, names, layer)
         experts.append(replace(_experts(config, names, layer, has), mtp=True))
     return TensorPlan(
         n_layers=config.layers,
@@ -91,7 +90,18 @@ def mtp_layers(config: ModelConfig, has: Callable[[str], bool] | None) -> list[i
         return []
     names = FAMILIES[config.family].names
     announced = range(config.layers, config.layers + config.mtp_layers)
-    return [i for i in announced if has(_mtp_name(config, names.mtp_projection, i))]
+    return [i for i in announced if has(mtp_name(config, names.mtp_projection, i))]
+
+
+def head_tensors(config: ModelConfig, has: Callable[[str], bool]) -> tuple[DenseTensor, ...]:
+    """The dense tensors of the first MTP head; () where the files have none."""
+    names, layers = FAMILIES[config.family].names, mtp_layers(config, has)[:1]
+    return tuple(tensor for layer in layers for tensor in _head(config, names, layer))
+
+
+def mtp_name(config: ModelConfig, template: str, layer: int) -> str:
+    """The name of an MTP head's own tensor."""
+    return template.format(L=layer, M=layer - config.layers)
 
 
 def _matrix(name: str, rows: int, cols: int) -> DenseTensor:
@@ -212,16 +222,16 @@ def _experts(
     return ExpertTensors(layer, at + gate, at + up, at + down, form=form)
 
 
-def _mtp(config: ModelConfig, names: Names, layer: int) -> Iterator[DenseTensor]:
-    def norm(name: str) -> DenseTensor:
-        return _norm(config, _mtp_name(config, name, layer), config.hidden)
+def _head(config: ModelConfig, names: Names, layer: int) -> list[DenseTensor]:
+    def norm(template: str) -> DenseTensor:
+        return _norm(config, mtp_name(config, template, layer), config.hidden)
 
-    yield norm(names.mtp_embedding_norm)
-    yield norm(names.mtp_hidden_norm)
-    projection = _mtp_name(config, names.mtp_projection, layer)
-    yield _matrix(projection, config.hidden, 2 * config.hidden)
-    yield norm(names.mtp_final_norm)
-
-
-def _mtp_name(config: ModelConfig, name: str, layer: int) -> str:
-    return name.format(L=layer, M=layer - config.layers)
+    projection = mtp_name(config, names.mtp_projection, layer)
+    tensors = [
+        norm(names.mtp_embedding_norm),
+        norm(names.mtp_hidden_norm),
+        _matrix(projection, config.hidden, 2 * config.hidden),
+        norm(names.mtp_final_norm),
+        *_layer(config, names, layer, True),
+    ]
+    return [replace(tensor, mtp=True) for tensor in tensors]

@@ -22,12 +22,13 @@ from diskmoe.engine.model.embedding import Embedding, ResidentEmbedding, Streame
 from diskmoe.engine.model.families import FAMILIES, Names
 from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.engine.model.scratch import Floats
-from diskmoe.engine.model.tensors import tensor_plan
+from diskmoe.engine.model.tensors import head_tensors, tensor_plan
 from diskmoe.experts.arena import HUGE_PAGE, Arena
 from diskmoe.experts.checkpoint import ROW_BLOCK_BYTES, Checkpoint, DenseTensor, VectorForm
 from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.footprint import give_back
+from diskmoe.experts.formats import mtp_format
 from diskmoe.experts.rows import rows_on_disk
 from diskmoe.experts.tiles import ALIGNMENT, MatrixLayout, matrix_layout, pack
 
@@ -252,16 +253,20 @@ class DenseWeights:
 
 
 def load_dense(
-    source: Checkpoint | Container, config: ModelConfig, dense_format: str | None = None
+    source: Checkpoint | Container,
+    config: ModelConfig,
+    dense_format: str | None = None,
+    head: bool = False,
 ) -> DenseWeights:
-    """Read the dense weights of a checkpoint or of a converted model.
+    """Read the dense weights of a checkpoint or of a converted model, or those of its draft head.
 
     ``dense_format`` (a name in formats.FORMATS) quantises the matrices of a checkpoint; a
     container's own formats win over it. Raises BadModel for what the files do not have, for a
     wrong shape, and for a weight that is not finite where it is to be quantised.
     """
-    places = _places(source, config, dense_format)
-    weights = DenseWeights(places, _streamed_embedding(source, config, dense_format))
+    places = _places(source, config, dense_format, head)
+    embedding = None if head else _streamed_embedding(source, config, dense_format)
+    weights = DenseWeights(places, embedding)
     for place in places:
         name, out = place.tensor.name, weights.raw(place.tensor.name)
         if place.layout is None:
@@ -289,10 +294,13 @@ def _streamed_embedding(
 
 
 def dense_bytes(
-    source: Checkpoint | Container, config: ModelConfig, dense_format: str | None = None
+    source: Checkpoint | Container,
+    config: ModelConfig,
+    dense_format: str | None = None,
+    head: bool = False,
 ) -> int:
     """What ``load_dense(...).nbytes`` will be; nothing but headers is looked at."""
-    return _total(_places(source, config, dense_format))
+    return _total(_places(source, config, dense_format, head))
 
 
 def matrix_formats(
@@ -320,12 +328,12 @@ def loader_bytes(source: Checkpoint | Container, config: ModelConfig) -> int:
 
 
 def _places(
-    source: Checkpoint | Container, config: ModelConfig, dense_format: str | None
+    source: Checkpoint | Container, config: ModelConfig, dense_format: str | None, head: bool
 ) -> list[_Place]:
     places: list[_Place] = []
     offset = 0
     embedding = FAMILIES[config.family].names.embedding
-    for tensor in tensor_plan(config).dense:
+    for tensor in head_tensors(config, source.has) if head else tensor_plan(config).dense:
         if tensor.name == embedding and not config.tied:
             continue  # its rows are read when they are asked for
         layout = None
@@ -355,7 +363,8 @@ def _matrix_layout(
                 f" config.json asks for {tensor.shape[0]} x {tensor.shape[1]}: convert again"
             )
         return layout
-    return matrix_layout(dense_format or source.own_format(tensor.name), *tensor.shape)
+    fmt = dense_format or source.own_format(tensor.name)
+    return matrix_layout(mtp_format(fmt) if tensor.mtp else fmt, *tensor.shape)
 
 
 def _is_f32_matrix(tensor: DenseTensor) -> bool:

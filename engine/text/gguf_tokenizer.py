@@ -14,6 +14,7 @@ from diskmoe.engine.text.spelling import BYTE_TOKEN, SPACE_MARK
 from diskmoe.experts.gguf_file import Metadata
 
 MOST_TOKENS = 1 << 20
+LONGEST_PIECE, MOST_CHARACTERS = 256, 1 << 24  # of SentencePiece's; Llama 2 has 16 and 180,000
 
 # tokenizer.ggml.token_type, as in llama.cpp's llama_token_type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -223,9 +224,10 @@ def _sentencepiece(vocabulary: _Vocabulary) -> dict[str, Any]:
     """
     metadata, tokens = vocabulary.metadata, vocabulary.tokens
     scores = _value(metadata, "tokenizer.ggml.scores", list)
-    if len(scores) != len(tokens):
+    if len(scores) != len(tokens) or not all(isinstance(score, float) for score in scores):
         raise metadata.bad(
-            "tokenizer.ggml.scores", f"has {len(scores)} entries for {len(tokens)} tokens"
+            "tokenizer.ggml.scores",
+            f"has {len(scores)} entries for {len(tokens)} tokens, or others than numbers",
         )
     missing = 256 - sum(BYTE_TOKEN.fullmatch(text) is not None for text in vocabulary.ids)
     unk_id = vocabulary.named["unk"]
@@ -236,9 +238,13 @@ def _sentencepiece(vocabulary: _Vocabulary) -> dict[str, Any]:
             "that is supported",
         )
     pieces = {t: i for t, i in vocabulary.ids.items() if vocabulary.types[i] == NORMAL}
-    longest = max(map(len, pieces), default=0)
-    if longest > 512:
-        raise metadata.bad("tokenizer.ggml.tokens", f"has a piece of {longest} characters")
+    longest, all_nbytes = max(map(len, pieces), default=0), sum(map(len, pieces))
+    if longest > LONGEST_PIECE or all_nbytes > MOST_CHARACTERS:
+        raise metadata.bad(
+            "tokenizer.ggml.tokens",
+            f"has pieces of up to {longest} and {all_nbytes} characters in all; up to "
+            f"{LONGEST_PIECE} and {MOST_CHARACTERS} are read",
+        )
     pairs = [
         (-scores[i], pieces[piece[:cut]], pieces[piece[cut:]])
         for piece, i in pieces.items()

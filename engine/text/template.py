@@ -37,6 +37,9 @@ TOKEN_NAMES = (
     "mask_token",
 )
 
+# A message's reasoning under each of its names; templates read the first, gpt-oss's the second.
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
 ANSWER_MARK = "diskmoe-answer-mark"
 
 
@@ -100,7 +103,7 @@ class ChatTemplate:
             **self.tokens,
             "documents": None,
             **options,
-            "messages": [dict(message) for message in messages],
+            "messages": [_as_given(message) for message in messages],
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "add_generation_prompt": add_generation_prompt,
         }
@@ -149,6 +152,16 @@ class ChatTemplate:
                 line = trace.tb_lineno
             trace = trace.tb_next
         return f"{self.path}: the chat template" + ("" if line is None else f", line {line},")
+
+
+def _as_given(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as transformers hands it on: without keys that hold None, which most templates
+    would write out, and with its reasoning where the template looks for it."""
+    given = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((given[name] for name in REASONING_NAMES if name in given), None)
+    if reasoning is None:
+        return given
+    return {"thinking": reasoning, **given, "reasoning_content": reasoning}
 
 
 def _from_config(value: Any, path: Path) -> dict[str, str]:

@@ -84,12 +84,6 @@ def test_a_switch_of_a_command_can_be_switched_off_and_takes_no_other_word() -> 
         split_words(["--force=never"], extra)
 
 
-def test_a_setting_without_effect_is_said() -> None:
-    _, notes = settings("Hi", env={"MTP": "1"})
-    assert [note.split()[0] for note in notes] == ["MTP"]
-    assert settings("Hi")[1] == []
-
-
 def test_help_names_every_setting() -> None:
     text = help_text()
     for setting in SETTINGS:

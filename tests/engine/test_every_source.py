@@ -27,8 +27,14 @@ from diskmoe.mtp.ngram import NgramSource
 from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import DraftSource
 
-RUNS = int(os.environ.get("DRAFT_FUZZ", "18"))
-MODELS = [("qwen3_moe", 2), ("glm4_moe", 4), ("gpt_oss", 8)]  # slots below, at and above top-k
+RUNS = int(os.environ.get("DRAFT_FUZZ", "12"))
+MODELS = [  # slots below, above and at top-k; latent attention, and a state that must be taken back
+    ("qwen3_moe", 2),
+    ("glm4_moe", 4),
+    ("gpt_oss", 8),
+    ("deepseek_v3", 3),
+    ("qwen3_next", 4),
+]
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: model[0])

@@ -67,6 +67,19 @@ def test_a_converted_model_is_told_by_its_records(tmp_path, repo_root, capsys):
     assert found["total_bytes"] == sum(file.stat().st_size for file in files)
 
 
+def test_a_gguf_is_told_as_the_checkpoint_that_it_stands_for(repo_root, capsys):
+    path = repo_root / "tests/golden/gguf/qwen3_moe.gguf"
+    found = as_json(capsys, path)
+    assert (found["kind"], found["family"], found["tokenizer"]) == (
+        "gguf",
+        "qwen3_moe",
+        "byte-level",
+    )
+    assert found["total_bytes"] == sum(found["types"].values()) < path.stat().st_size
+    assert found["experts_bytes"] == found["expert_bytes"] * found["moe_layers"] * found["experts"]
+    assert "qwen3_moe, a GGUF" in inspected(capsys, str(path))
+
+
 def test_codes_and_an_mtp_layer_are_named(tmp_path, capsys):
     raw = tiny_config("glm4_moe", hidden_size=160, num_nextn_predict_layers=1)
     coded, stored, _ = with_fp8(raw, random_tensors(raw, 1, mtp=True))

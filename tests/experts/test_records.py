@@ -280,7 +280,8 @@ import numpy as np
 from numba.core import event
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.records import CheckpointRecords
-from diskmoe.experts.tiles import compile_packers, matrix_layout
+from diskmoe.experts.tiles import matrix_layout
+from diskmoe.experts.warm import compile_packers
 formats, paths = sys.argv[1].split(","), sys.argv[2:]
 compile_packers(formats)
 with event.install_recorder("numba:compile") as recorder:

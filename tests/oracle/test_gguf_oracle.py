@@ -13,7 +13,7 @@ from diskmoe.engine.text.tokenizer import load_tokenizer
 pytestmark = pytest.mark.oracle
 llama_cpp = pytest.importorskip("llama_cpp")
 
-TOLERANCE = 2e-4
+TOLERANCE = 5e-4  # llama.cpp's latent attention rounds to f16 on its way; others have 1e-5
 
 
 def theirs(path: Path):

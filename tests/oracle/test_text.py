@@ -5,9 +5,12 @@ import random
 from datetime import datetime
 from pathlib import Path
 
+import chat_talks
 import numpy as np
 import pytest
+from jinja2 import TemplateError
 
+from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.text.template import ChatTemplate
 from diskmoe.engine.text.tokenizer import load_tokenizer
@@ -69,6 +72,31 @@ def test_a_template_renders_as_in_transformers(directory, text, options, begun):
         tokenizer = load_tokenizer(directory, 500)
         assert tokenizer is not None
         assert tokenizer.encode(rendered) == ids["input_ids"]
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _, _ in chat_talks.cases()}))
+def test_templates_of_the_families_render_as_in_transformers(tmp_path, name):
+    text = (chat_talks.GOLDEN / f"{name}.jinja").read_text(encoding="utf-8")
+    (tmp_path / "chat_template.jinja").write_text(text, encoding="utf-8", newline="")
+    saved = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=toys.byte_level_tokenizer(), **chat_talks.TOKENS
+    )
+    saved.save_pretrained(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = ChatTemplate.load(tmp_path)
+    assert ours is not None
+    rendered = 0
+    for _, talk, number in (case for case in chat_talks.cases() if case[0] == name):
+        options = {"add_generation_prompt": True, **chat_talks.OPTIONS[number]}
+        try:
+            text = theirs.apply_chat_template(chat_talks.TALKS[talk], tokenize=False, **options)
+        except (TemplateError, TypeError):
+            with pytest.raises(BadRequest):
+                ours.render(chat_talks.TALKS[talk], **options)
+        else:
+            assert ours.render(chat_talks.TALKS[talk], **options) == text, (talk, number)
+            rendered += 1
+    assert rendered > 20
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])

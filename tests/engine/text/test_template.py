@@ -128,6 +128,23 @@ def test_tokens_of_the_config_are_variables_whether_text_or_dictionary(load):
     assert template.render(QUESTION) == "<s></s>False"
 
 
+def test_keys_that_hold_none_are_no_keys(load):
+    text = "{% for m in messages %}{{ m.content is defined }}{{ 'tool_calls' in m }} {% endfor %}"
+    messages = [{"role": "assistant", "content": None, "tool_calls": None}, *QUESTION]
+
+    assert load(text).render(messages) == "FalseFalse TrueFalse "
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_is_found_under_the_names_that_templates_read(load, name):
+    message = {"role": "assistant", "content": "Hello", name: "hm"}
+    text = "{{ messages[0].reasoning_content }}/{{ messages[0].thinking }}"
+
+    assert load(text).render([message]) == "hm/hm"
+    assert load(text).render([{**message, "thinking": "other"}]).endswith("/other")
+    assert load(text).render([{**message, name: None}]) == "/"
+
+
 def test_tojson_keeps_letters_and_html_signs(load):
     tools = [{"name": "find", "about": "é <b> & 'q'"}]
 
