@@ -130,24 +130,23 @@ def decode(
     stops = frozenset(stop_ids)
     pending = int(prompt_ids[-1])
     while True:
-        before = target.kv.length
+        turn, before = _Turn(target), target.kv.length
         room = min(limit - stats.tokens, target.kv.capacity - before) - 1
         guesses = drafts.propose(room) if drafts is not None and room > 0 else []
         wanted = "all" if guesses else "last"
         ids = [pending, *(guess.token for guess in guesses)]
-        began, waited = time.perf_counter(), stats.decode.read_wait_seconds
-        made = target.programs_made
-        logits = _forward(target, ids, wanted, stats.decode)
+        alone = _Turn(target)
+        logits = target.forward(np.asarray(ids, np.int32), wanted, None)
         tokens = verify(picker, logits, guesses, stops)
         del logits  # or two forwards' would live at once
-        if drafts is not None and target.programs_made == made:
-            waited = stats.decode.read_wait_seconds - waited
-            drafts.forwarded(time.perf_counter() - began, waited, target.row_misses)
+        if drafts is not None and alone.is_typical:
+            drafts.forwarded(alone.seconds, alone.waited, target.row_misses)
         on_forward()
         on_rows(tokens)
         if guesses:
             target.kv.trim(before + len(tokens))
             on_verified(len(tokens))
+        turn.book(stats.decode, len(ids))
         for place, pending in enumerate(tokens):
             now = time.perf_counter()
             if stats.tokens == 0:
@@ -192,9 +191,11 @@ def _prefill(
         tell = None
         if on_prefill:
             tell = partial(_tell_layer, on_prefill, begin, end, rows)
-        _forward(target, prompt_ids[begin:end], "none", stats.prefill, tell)
+        turn = _Turn(target)
+        target.forward(np.asarray(prompt_ids[begin:end], np.int32), "none", tell)
         on_forward()
         on_rows(prompt_ids[begin + 1 : end + 1])
+        turn.book(stats.prefill, end - begin)
         stats.prefill.seconds = time.perf_counter() - started
 
 
@@ -204,16 +205,30 @@ def _tell_layer(
     on_prefill(begin + (end - begin) * done // layers, rows)
 
 
-def _forward(
-    target: Target,
-    ids: Sequence[int],
-    rows: str,
-    phase: Phase,
-    on_layer: Callable[[int, int], None] | None = None,
-) -> np.ndarray:
-    before = snapshot(target.counters, target.selections)
-    started = time.perf_counter()
-    logits = target.forward(np.asarray(ids, dtype=np.int32), rows, on_layer)
-    seconds = time.perf_counter() - started
-    phase.add(before, snapshot(target.counters, target.selections), len(ids), seconds)
-    return logits
+class _Turn:
+    """What is done from here on: its time and what it asks of the hot store. What a draft head
+    reads is part of the turn that it drafts for."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._before = snapshot(target.counters, target.selections)
+        self._made = target.programs_made
+        self._began = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    @property
+    def waited(self) -> float:
+        """Of these, seconds in which only the disk worked."""
+        return self._target.counters.read_wait_seconds - self._before["read_wait_seconds"]
+
+    @property
+    def is_typical(self) -> bool:
+        """Whether the next of its kind will take as long: nothing was prepared for later ones."""
+        return self._target.programs_made == self._made
+
+    def book(self, phase: Phase, rows: int) -> None:
+        after = snapshot(self._target.counters, self._target.selections)
+        phase.add(self._before, after, rows, self.seconds)

@@ -48,7 +48,8 @@ COUNTED = tuple(Counters.__annotations__)
 class Phase:
     """Sums over the forwards of one phase.
 
-    hits, misses: per forward and layer, per unique expert: resident when the layer asked, or not.
+    hits, misses: per forward and layer, per unique expert: resident when the layer asked, or not;
+    a draft head's layer, and all else that its drafts read, is counted with the forward.
     selections: rows x top-k, summed over layers; not reads.
     miss_bytes: bytes that misses demanded from disk.
     read_wait_seconds: time in which computing had nothing to do but wait for a read.
@@ -56,7 +57,8 @@ class Phase:
     hideable_seconds: how much of that the work on experts could have covered at best.
     ahead_hits: of the hits, those read on a guess in time; ahead_bytes: read on guesses, right or
     wrong, and not among the miss bytes.
-    forward_seconds: wall time inside forwards; computing is what is left without the wait.
+    forward_seconds: wall time inside forwards and of finding their drafts; computing is what is left
+    without the wait.
     """
 
     forwards: int = 0

@@ -19,7 +19,7 @@ import heapq
 import threading
 import time
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 
@@ -49,6 +49,10 @@ class StoreCounters:
     hideable_seconds: float = 0.0  # of these, what the caller's work could have covered
     ahead_hits: int = 0  # of the hits, those that a guess had read in time
     ahead_bytes: int = 0  # read on a guess that was right in time, or wrong; never in miss_bytes
+
+    def __add__(self, other: "StoreCounters") -> "StoreCounters":
+        each = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return StoreCounters(**each)
 
 
 class ExpertStore:

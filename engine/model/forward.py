@@ -90,13 +90,16 @@ class Transformer:
 
     @property
     def counters(self) -> StoreCounters:
-        """What the hot store did so far."""
-        return self._store.counters
+        """What the hot store did so far, and those of lent layers."""
+        total = self._store.counters
+        for each in self._lent.values():
+            total = total + each.counters
+        return total
 
     @property
     def selections(self) -> int:
         """(row, expert) pairs computed so far: rows x layers with experts x top-k."""
-        return self._feed_forward.selections
+        return sum(each.selections for each in (self._feed_forward, *self._lent.values()))
 
     @property
     def row_misses(self) -> list[int]:

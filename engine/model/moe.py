@@ -31,7 +31,7 @@ from diskmoe.engine.model.scratch import Floats, Scratch
 from diskmoe.engine.model.union import Union
 from diskmoe.engine.model.weights import FfnWeights, LayerWeights
 from diskmoe.experts.slots import most_recent_first
-from diskmoe.experts.store import ExpertStore
+from diskmoe.experts.store import ExpertStore, StoreCounters
 from diskmoe.experts.tiles import RecordLayout
 from diskmoe.experts.trace import DECODE, PROMPT
 
@@ -88,6 +88,11 @@ class FeedForward:
         # of the latest decode forward: experts that were missing, by the first row that wants them
         self.row_misses: list[int] = []
         self._drafted: list[tuple[int, int, int]] = []  # row, layer, expert: missing, behind row 0
+
+    @property
+    def counters(self) -> StoreCounters:
+        """What the store of these layers did so far."""
+        return self._store.counters
 
     def forget(self, n: int | None = None) -> None:
         """What was made for n rows, or all of it, is not used any more."""
