@@ -21,7 +21,7 @@ from diskmoe.mtp.source import Draft
 Floats = npt.NDArray[np.float32]
 Guess = Callable[[Floats, int], int]
 
-DEFAULT_P_MIN = 0.4  # below it drafts were mostly wrong
+DEFAULT_P_MIN = 0.4  # of drafts below it half were wrong (bench/LOG.md)
 _CHUNK = 256  # tokens that go through at once
 _BEHIND = 64  # with more to read than this, reading is all that is done when it is asked
 _GRADE_FROM = (0.5, 0.7, 0.9)  # its own probability of a draft, of the grades above 0
@@ -49,7 +49,7 @@ class DraftModelSource:
     name = "draft"
     cheap = False
     prior = (0.7, 0.75)
-    grades = (0.65, 0.85, 0.87, 0.97)
+    grades = (0.7, 0.85, 0.85, 0.97)
 
     def __init__(
         self,

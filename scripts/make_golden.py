@@ -234,7 +234,7 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3": ("qwen3", {"head_dim": 16, "intermediate_size": 64, "rope_theta": 1e6}),
-    "qwen2": ("qwen2", {"intermediate_size": 64, "tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {"intermediate_size": 64, "rope_theta": 1e6}),
     "llama": ("llama", {"intermediate_size": 64, "attention_bias": True}),
 }
 ZERO_CENTRED = ("qwen3_next", "qwen3_5_moe_text")  # norms, but those of delta layers
