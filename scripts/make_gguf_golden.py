@@ -241,7 +241,7 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "scoring_func": "sigmoid",
             "norm_topk_prob": True,
             "routed_scaling_factor": 2.5,
-            "index_n_heads": 2,
+            "index_n_heads": 8,
             "index_head_dim": 64,
             "index_topk": 8,
             "indexer_types": ["full", "shared"],
