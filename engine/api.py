@@ -56,6 +56,7 @@ from diskmoe.experts.usage import UsageHistory
 from diskmoe.experts.watch import MemoryWatch
 from diskmoe.grammar_draft.library import load as load_grammar
 from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.mtp.costs import Costs
 from diskmoe.mtp.draft_model import DraftModelSource
 from diskmoe.mtp.head import MtpSource
 from diskmoe.mtp.source import DraftSource
@@ -176,6 +177,7 @@ class Model:
         recorders = [part.record for part in (self._trace, history) if part is not None]
         if recorders:
             transformer.record_with(_to_each(recorders))
+        self._costs = Costs()
         self._runs = 0
         self._closed = False
 
@@ -355,7 +357,15 @@ class Model:
             models.append(DraftModelSource(small, prompt.ids, sampler.guess, p_min))
         vocab = self.config.vocab
         drafts = composer_of(
-            grammar, models, self.text, prompt, vocab, self.options, self.helpers, self._say
+            grammar,
+            models,
+            self.text,
+            prompt,
+            vocab,
+            self.options,
+            self.helpers,
+            self._costs,
+            self._say,
         )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner
@@ -365,7 +375,7 @@ class Model:
             prompt.ids,
             sampler,
             limit=limit,
-            stop_ids=frozenset() if ignore_eos else self.text.stop_ids,
+            stop_ids=frozenset() if ignore_eos else self.text.stops(prompt.in_chat),
             prefill_chunk=self.prefill_chunk,
             stats=stats,
             on_prefill=on_prefill,

@@ -18,6 +18,7 @@ from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.export import export_checkpoint
+from diskmoe.experts.facts import Facts
 from diskmoe.experts.fidelity import deviations
 from diskmoe.experts.forecast import Forecast, forecast
 from diskmoe.experts.gguf_in import GgufCheckpoint
@@ -67,7 +68,8 @@ def convert_model(
     for line in plan_lines(config, manifest, needs, out, kept=experts is None):
         say(line)
     if isinstance(checkpoint, GgufCheckpoint):
-        say(f"gguf      {describe_types(checkpoint, plan, experts, dense)}")
+        told = describe_types(checkpoint, plan, experts, dense)
+        say(f"blocks    {told}" if told else "blocks    none: all of the file is in floats")
     try:
         tell, check = progress_lines(say, "convert"), progress_lines(say, "verify")
         done = convert(checkpoint, plan, out, experts, dense, tell, needs.threads, check, made)
@@ -100,12 +102,28 @@ def plan_lines(
     shape = f"{config.layers} layers, {config.experts} experts of {plan.ffn} x {plan.hidden}"
     target = f"{experts} {shown_bytes(needs.expert_nbytes)}, dense in {', '.join(dense)}"
     target += f" {shown_bytes(needs.dense_nbytes)}; {free} are free"
-    return [
+    lines = [
         f"convert   {config.family}, {shape}",
         f"source    {shown_bytes(sum(needs.source.values()))}: {types}",
         f"target    {shown_bytes(needs.nbytes)}: {target}",
         f"needs     about {memory} of memory and {seconds} with {needs.threads} thread(s)",
     ]
+    if config.quantisation is not None:
+        lines.append(f"codes     {config.quantisation}: {_fate(config.quantisation, facts)}")
+    return lines
+
+
+def _fate(coding: str, facts: Facts) -> str:
+    """What becomes of a checkpoint's codes in experts."""
+    fates = {
+        ("fp8", "fp8"): "kept",
+        ("mxfp4", "mxfp4"): "kept",
+        ("int4", "q8"): "kept exactly, in twice the bytes",
+        ("int4", "q4"): "kept, their steps rounded to 8 bits",
+    }
+    exact = facts.expert_format == "f32"
+    anew = "dequantised exactly" + ("" if exact else ", then rounded once")
+    return fates.get((coding, facts.expert_format), anew)
 
 
 def shown_seconds(seconds: float) -> str:

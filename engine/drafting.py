@@ -20,6 +20,7 @@ from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.corpus import MAPPED_BYTES, Corpus, CorpusSource
+from diskmoe.mtp.costs import Costs
 from diskmoe.mtp.grammar_source import GrammarSource
 from diskmoe.mtp.ngram import NgramSource
 from diskmoe.mtp.planner import Planner
@@ -111,10 +112,11 @@ def composer_of(
     vocab: int,
     options: Options,
     helpers: Helpers,
+    costs: Costs,
     say: Say,
 ) -> Composer | None:
     """What drafts for one run; None: nothing does. ``vocab``: ids of the model are below it;
-    models: sources that are models themselves.
+    models: sources that are models themselves; costs: of the model's forwards, as known so far.
 
     Raises:
         BadRequest: a grammar where the model has no tokenizer.
@@ -130,7 +132,7 @@ def composer_of(
     others += models
     if not options.draft_rows or not (forced or others):
         return None
-    planner = Planner(options.draft)
+    planner = Planner(options.draft, costs)
     return Composer(forced, others, vocab, options.draft_rows, planner, options.guard, say)
 
 

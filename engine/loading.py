@@ -360,7 +360,8 @@ def _scratch_bytes(opened: Opened, rows: int, drafts: int) -> int:
     working = scratch_bytes(config, rows, logit_rows, opened.context, layout, formats, 1 + drafts)
     working += drafts * config.layers * PROGRAM_BYTES
     if opened.mtp:
-        layout, formats = opened.records.record_layout_of(config.layers), opened.kernel_formats
+        layout = opened.records.record_layout_of(config.layers)
+        formats = {mtp_format(name) for name in opened.dense_formats}
         working += mtp_scratch_bytes(config, max(rows, WAITING_ROWS), layout, formats)
         working += 4 * WAITING_ROWS * config.hidden  # states that wait
     return opened.records.scratch_bytes + working + OTHER_BYTES

@@ -207,17 +207,20 @@ class Checkpoint:
         matrix = self.matrix(name)
         return widened(matrix.decoded([read_tensor(piece) for piece in matrix.pieces]))
 
-    def rows(self, name: str, begin: int, end: int) -> Weights:
-        """Rows begin..end-1, `begin` a multiple of 16, or a single row: f32, bf16 bits, or codes."""
+    def rows(self, name: str, begin: int, end: int, fmt: str | None = None) -> Weights:
+        """Rows begin..end-1, `begin` a multiple of 16, or a single row: f32, bf16 bits, or codes.
+
+        `fmt`: what they are wanted for, where it makes a difference (`StoredMatrix.decoded`).
+        """
         matrix = self.matrix(name)
         stored = [read_rows(matrix.codes, begin, end)]
         if matrix.scales is not None:
             stored.append(read_rows(matrix.scales, *matrix.scale_rows(begin, end)))
-        return matrix.decoded(stored, begin)
+        return matrix.decoded(stored, begin, fmt)
 
     def pack_part(self, name: str, begin: int, layout: MatrixLayout) -> Bytes:
         """Rows from `begin` on, as many as `layout` has, packed as it says."""
-        return pack(self.rows(name, begin, begin + layout.rows), layout)
+        return pack(self.rows(name, begin, begin + layout.rows, layout.format), layout)
 
     def experts(self, plan: TensorPlan, layer: ExpertTensors) -> LayerExperts | None:
         """What takes the experts of a layer out of this checkpoint; None: `stored.StoredExperts`."""
@@ -235,11 +238,10 @@ class Checkpoint:
         out = checked_out(layout.nbytes, out)
         block = max(ROW_BLOCK_BYTES // (4 * layout.cols) // TILE, 1) * TILE
         for begin in range(0, layout.rows, block):
+            end = min(begin + block, layout.rows)
             # not bound to a name: a block's rows are gone before the next ones are read
             try:
-                pack_rows(
-                    self.rows(name, begin, min(begin + block, layout.rows)), layout, begin, out
-                )
+                pack_rows(self.rows(name, begin, end, layout.format), layout, begin, out)
             except ValueError as error:
                 raise BadModel(f"{matrix.codes.path}: tensor {shown(name)}: {error}") from None
         out[layout.used_nbytes :] = 0

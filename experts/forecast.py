@@ -21,6 +21,7 @@ from diskmoe.experts.tiles import TILE, aligned_zeros, matrix_layout, pack
 from diskmoe.experts.warm import compile_packers
 
 TIMED_BYTES = 4 << 20  # of f32 rows that are packed to measure how long it takes
+OTHER_BYTES = 48 << 20  # threads, the allocator's rest, blocks read back: 37 MiB were measured
 _READ_BACK_BPS = 1e9  # checksums of what was written: a processor's, on one thread
 
 
@@ -58,7 +59,7 @@ def forecast(
     with closing(CheckpointRecords(checkpoint, plan, facts.expert_format, 1)) as records:
         each = records.scratch_bytes + records.record_layout.nbytes
         fixed = 2 * ROW_BLOCK_BYTES + 2 * records.record_layout.nbytes
-        fixed = resident_bytes() + max(fixed, comparison_bytes(plan))
+        fixed = resident_bytes() + OTHER_BYTES + max(fixed, comparison_bytes(plan))
         threads = _threads_within(threads, each, fixed, budget_bytes)
         seconds = len(facts.layers) * facts.n_experts * _expert_seconds(records) / threads
     seconds += _dense_seconds(checkpoint, manifest)

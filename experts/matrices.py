@@ -21,7 +21,8 @@ import numpy.typing as npt
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import GROUP, TILE, Quantised
 from diskmoe.experts.safetensors_io import FLOAT_DTYPES, TensorInfo, as_f32, shown
-from diskmoe.experts.tiles import MatrixLayout, Weights, packing_bytes
+from diskmoe.experts.tiles import Floats, MatrixLayout, Weights, packing_bytes
+from diskmoe.experts.two_level import two_level
 
 Coding = Literal["plain", "fp8", "int4"]
 
@@ -69,11 +70,14 @@ class StoredMatrix:
             return begin, end
         return begin // FP8_BLOCK, -(-end // FP8_BLOCK)
 
-    def decoded(self, stored: Sequence[npt.NDArray[Any]], first_row: int = 0) -> Weights:
+    def decoded(
+        self, stored: Sequence[npt.NDArray[Any]], first_row: int = 0, fmt: str | None = None
+    ) -> Weights:
         """The numbers of some rows from `first_row` on, a multiple of 16, or of a single row.
 
         stored: the rows of `codes` and those of `scale_rows`, in their own types. f32, bf16 bits,
-        or codes that are a format's own.
+        or codes that are a format's own. All of it exact, unless they are wanted for `fmt` q4: then
+        int4 keeps its codes, with its steps rounded to 8 bits, where they would be chosen anew.
         """
         if self.scales is None:
             numbers = stored[0]
@@ -84,15 +88,20 @@ class StoredMatrix:
         if self.coding == "fp8":
             tiles = (first_row % FP8_BLOCK + np.arange(0, len(stored[0]), TILE)) // FP8_BLOCK
             return Quantised(stored[0], scales[tiles])
-        return _from_int4(stored[0], scales)
+        return _from_int4(stored[0], scales, fmt == "q4")
 
 
-def _from_int4(words: npt.NDArray[Any], scales: npt.NDArray[np.float32]) -> Weights:
+def _from_int4(words: npt.NDArray[Any], scales: Floats, as_q4: bool) -> Weights:
     """(rows, cols / 8), (rows, cols / 32) -> q8's numbers, or f32 where a scale is no f16 number."""
     pairs = words.view(np.uint8)
-    values = np.empty((len(words), words.shape[1] * _CODES_IN_WORD), np.int8)
-    values[:, 0::2] = pairs & 15
-    values[:, 1::2] = pairs >> 4
+    codes = np.empty((len(words), words.shape[1] * _CODES_IN_WORD), np.uint8)
+    codes[:, 0::2] = pairs & 15
+    codes[:, 1::2] = pairs >> 4
+    if as_q4:
+        if not np.isfinite(scales).all():
+            raise ValueError("a scale is not a number")
+        return two_level(codes, scales, scales * np.float32(-8))
+    values = codes.view(np.int8)
     values -= 8
     with np.errstate(over="ignore"):  # a bf16 number may be larger than any of f16
         narrow = scales.astype(np.float16)

@@ -70,7 +70,7 @@ class CheckpointRows:
             self._reader.read_into(info.path, info.offset + row * len(raw), raw)
             stored.append(raw.view(numpy_dtype(info.dtype)).reshape(1, -1))
         try:
-            pack(self._matrix.decoded(stored, piece), self.layout, out)
+            pack(self._matrix.decoded(stored, piece, self.layout.format), self.layout, out)
         except ValueError as error:
             info = self._matrix.codes
             raise BadModel(

@@ -134,7 +134,7 @@ class StoredExperts:
                 part, out = next(places)
                 try:
                     # not bound to a name: one matrix is gone before the next one is made
-                    pack(self._weights(name, last.dtype, stored, cut), part, out)
+                    pack(self._weights(name, last.dtype, stored, cut, part.format), part, out)
                 except ValueError as error:
                     raise BadModel(f"{last.path}: tensor {shown(last.name)}: {error}") from None
         biases: list[npt.NDArray[np.float32]] = []
@@ -144,11 +144,11 @@ class StoredExperts:
         pack_biases(biases, layout, record)
 
     def _weights(
-        self, name: str, dtype: str, stored: list[npt.NDArray[Any]], cut: slice
+        self, name: str, dtype: str, stored: list[npt.NDArray[Any]], cut: slice, fmt: str
     ) -> Weights:
-        """The rows `cut` of a matrix (outputs, inputs)."""
+        """The rows `cut` of a matrix (outputs, inputs), wanted for format `fmt`."""
         if self._tensors.form == "each":
-            return self._checkpoint.matrix(name).decoded(stored)
+            return self._checkpoint.matrix(name).decoded(stored, 0, fmt)
         if self._tensors.form == "codes":
             blocks, scales = (array[cut] for array in stored)
             rows, groups, _ = blocks.shape

@@ -221,6 +221,22 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        {
+            **_LATENT,
+            "q_lora_rank": 20,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.5,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "index_n_heads": 8,
+            "index_head_dim": 16,
+            # more than the prompt has: rounding of activations would make another choice
+            "index_topk": 10,
+            "indexer_types": ["full", "shared"],
+        },
+    ),
     "glm4_moe_lite": (
         "glm4_moe_lite",
         {

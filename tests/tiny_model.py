@@ -188,6 +188,13 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "rope_theta": 1e6,
     },
 }
+_FAMILIES["glm_moe_dsa"] = {
+    **_FAMILIES["glm4_moe_lite"],
+    "indexer_types": ["full", "shared", "full"],
+    "index_n_heads": 8,  # so many that hardly any score is 0, where all keys would be equal
+    "index_head_dim": 24,
+    "index_topk": 8,
+}
 _FAMILIES["kimi_k2"] = {**_FAMILIES["deepseek_v3"], "n_group": 1, "topk_group": 1}
 _FAMILIES["kimi_k25"] = _FAMILIES["kimi_k2"]
 

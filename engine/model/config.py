@@ -32,7 +32,12 @@ from diskmoe.engine.model.fields import (
     MAX_WIDTH,
     Fields,
 )
-from diskmoe.engine.model.latent_config import LatentShape, read_latent
+from diskmoe.engine.model.latent_config import (
+    IndexerShape,
+    LatentShape,
+    read_indexer,
+    read_latent,
+)
 from diskmoe.engine.model.quantisation import quantisation_of
 from diskmoe.engine.model.rope import Yarn
 from diskmoe.engine.model.rope_config import read_rope
@@ -62,6 +67,7 @@ class ModelConfig:
     kv_heads: int
     head_dim: int  # of queries and keys
     latent: LatentShape | None  # None: keys and values have projections of their own
+    indexer: IndexerShape | None  # None: rows attend to all keys that they see
     qk_norm: QkNorm
     qkv_bias: bool
     output_bias: bool
@@ -126,6 +132,10 @@ class ModelConfig:
     def cached_dims(self) -> int:
         """Numbers of a head in a part of the cache."""
         return self.head_dim if self.latent is None else self.latent.width
+
+    def chooses(self, layer: int) -> bool:
+        """Whether a layer chooses the keys that its rows attend to. An MTP layer never does."""
+        return self.indexer is not None and layer < self.layers and self.indexer.full[layer]
 
     def window(self, layer: int) -> int:
         """How many keys a row of a layer sees, its own among them; 0: all."""
@@ -212,6 +222,7 @@ def read_config(raw: object, where: str) -> ModelConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         latent=latent,
+        indexer=read_indexer(f, latent, layers) if latent and family.indexer else None,
         qk_norm=family.qk_norm if norm_on else "none",
         qkv_bias=bias,
         output_bias=bias and family.output_bias,

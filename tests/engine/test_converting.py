@@ -44,16 +44,27 @@ def test_the_errors_of_a_conversion_are_said_by_kind(tmp_path, repo_root, capsys
 
 
 @pytest.mark.parametrize(
-    ("coded", "kept"), [(with_fp8, "experts as they are in fp8 ("), (with_int4, "in q8 (")]
+    ("coded", "experts", "target", "fate", "error"),
+    [
+        (with_fp8, "keep", "as they are in fp8 (", "fp8: kept", "exact"),
+        (with_fp8, "f32", "in f32 (", "fp8: dequantised exactly", "exact"),
+        (with_fp8, "q4", "in q4 (", "fp8: dequantised exactly, then rounded once", "[67].* %"),
+        (with_int4, "keep", "as they are in q8 (", "int4: kept exactly", "exact"),
+        (with_int4, "q4", "in q4 (", "int4: kept, their steps rounded to 8 bits", "0.* %"),
+    ],
 )
-def test_codes_are_kept_when_asked_for_and_nothing_is_lost(tmp_path, capsys, coded, kept):
+def test_what_becomes_of_codes_is_said_and_measured(
+    tmp_path, capsys, coded, experts, target, fate, error
+):
     raw = tiny_config("glm4_moe", hidden_size=160, moe_intermediate_size=160)
     config, stored, _ = coded(raw, random_tensors(raw, 1))
     folder = write_checkpoint(tmp_path / "model", config, stored, "bf16")
     out = str(tmp_path / "out")
-    lines = said(capsys, str(folder), out, "--experts", "keep", "--dense", "keep")
-    assert kept in lines["target"]
-    assert set(re.findall(r"exact|[\d.]+ %", lines["error"])) == {"exact"}
+    lines = said(capsys, str(folder), out, "--experts", experts, "--dense", "keep")
+    assert target in lines["target"] and lines["codes"].startswith(fate)
+    found = dict(re.findall(r"([a-z][a-z' ]+) (exact|[\d.]+ %)", lines["error"]))
+    assert found["attention"] == found["head"] == "exact"
+    assert all(re.fullmatch(error, found[f"experts' {part}"]) for part in ("gate", "up", "down"))
 
 
 def test_a_budget_that_holds_nothing_is_refused_before_work_starts(tmp_path, repo_root, capsys):

@@ -201,6 +201,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "glm-dsa": ("glm_moe_dsa", {}),
+    "glm-dsa-yarn-odd-heads": (
+        "glm_moe_dsa",
+        {
+            "index_topk": 5,
+            "index_n_heads": 9,
+            "indexer_types": ["full", "full", "shared"],
+            "attention_bias": True,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "qwen3-yarn": (
         "qwen3_moe",
         {
@@ -258,7 +275,7 @@ CONVERTED = [
     *("qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2-groups", "deepseek-v3", "glm4-lite"),
     *SIMPLE,
-    *("qwen3-next", "qwen3.5"),
+    *("qwen3-next", "qwen3.5", "glm-dsa"),
 ]
 
 
@@ -361,7 +378,7 @@ def repeat_routing(model: Transformer, chosen: Routing) -> None:
     model.choose_with(choose)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "glm_moe_dsa"])
 def test_a_config_in_the_form_of_the_hub_means_the_same_to_both(tmp_path, oracle_of, family):
     changes = {"rope_theta": 5e4, "rope_scaling": None}
     if family == "glm4_moe":
@@ -423,11 +440,12 @@ def test_experts_in_mxfp4_equal_transformers(tmp_path, oracle_of):
 FP8_SIZES = {"hidden_size": 256, "num_hidden_layers": 2}
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe", "minimax_m2"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe", "minimax_m2", "deepseek_v3"])
 def test_a_checkpoint_in_fp8_equals_transformers(tmp_path, oracle_of, family):
     """Matrices of one block and of two, whole ones and smaller ones, kept and dequantised; what
     transformers makes of a matrix whose last block is cut is another one."""
-    raw = tiny_config(family, **FP8_SIZES)
+    latent = {"qk_nope_head_dim": 16} if family == "deepseek_v3" else {}
+    raw = tiny_config(family, **FP8_SIZES, **latent)
     raw |= {key: 128 for key in ("moe_intermediate_size", "intermediate_size") if key in raw}
     coded, stored, exact = with_fp8(raw, random_tensors(raw, 1))
     folder = write_checkpoint(tmp_path / "codes", coded, stored, "f32")

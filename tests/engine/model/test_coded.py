@@ -22,6 +22,9 @@ from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.errors import BadModel
+from diskmoe.experts.records import ContainerRecords
+from diskmoe.experts.safetensors_io import read_tensor
+from diskmoe.experts.tiles import aligned_zeros, unpack_values
 
 IDS = [5, 9, 33, 2, 50, 7, 8, 41, 3, 77]
 WAYS = {"fp8": with_fp8, "int4": with_int4}
@@ -74,10 +77,13 @@ def test_codes_are_widened_exactly(tmp_path, way):
     assert logits(converted(codes, "f32", "f32")).tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_is_quantised_anew_is_dequantised_once(tmp_path, way):
+@pytest.mark.parametrize(
+    ("way", "targets"),
+    [("fp8", [("q4", "q8"), ("q4g64", "bf16")]), ("int4", [("q4g64", "q8"), ("mxfp4", "bf16")])],
+)
+def test_what_is_quantised_anew_is_dequantised_once(tmp_path, way, targets):
     codes, plain = written(tmp_path, way)
-    for experts, dense in (("q4", "q8"), ("q4g64", "bf16")):
+    for experts, dense in targets:
         ours = Container.open(converted(codes, experts, dense))
         theirs = Container.open(converted(plain, experts, dense))
         for expert in range(8):
@@ -98,6 +104,26 @@ def test_kept_codes_stand_for_the_same_numbers(tmp_path, way, fmt):
         assert all(np.array_equal(a, b) for a, b in pairs)
     for name in kept.names:
         assert np.array_equal(kept.f32(name), exact.f32(name)), name
+
+
+def test_int4_keeps_its_codes_in_q4_where_only_steps_are_rounded(tmp_path):
+    codes, plain = written(tmp_path, "int4")
+    ours, exact = Container.open(converted(codes, "q4", "bf16")), converted(plain, "f32", "f32")
+    errors = []
+    for expert in range(8):
+        sides = ours.expert_f32(1, expert), Container.open(exact).expert_f32(1, expert)
+        for found, source in zip(*sides, strict=True):
+            errors.append(float(np.linalg.norm(found - source) / np.linalg.norm(source)))
+    assert 0 < max(errors) < 4e-3  # chosen anew, codes would be 6e-2 away
+    record = ours.record_layout
+    packed = aligned_zeros(record.nbytes)
+    records = ContainerRecords(ours)
+    records.load(1, 2, packed)
+    records.close()
+    kept = unpack_values(packed[: record.gate.nbytes], record.gate).values
+    words = Checkpoint.open(codes).info(GATE + "_packed")
+    stored = read_tensor(words).view(np.uint8)
+    assert np.array_equal(kept[:, 0::2], stored & 15) and np.array_equal(kept[:, 1::2], stored >> 4)
 
 
 def test_fp8_is_multiplied_as_it_is_with_no_rounding_of_rows(tmp_path):
@@ -151,7 +177,7 @@ def spoil(way: str, change: str, stored: Stored) -> None:
         stored[scales] = stored[scales].astype(np.int32)
     elif change == "NaN":
         stored[GATE][7, 3] = 0x7F
-    elif change == "infinite":
+    elif change.startswith("infinite"):
         stored[scales][0, 0] = np.inf
     else:
         stored[GATE + "_packed"] = np.zeros((160, 3), np.int32)
@@ -173,6 +199,7 @@ def spoil(way: str, change: str, stored: Stored) -> None:
         ("int4", "shape", "the scales of I32 [160, 20] are floats of shape [160, 5]"),
         ("int4", "words", "[160, 3]; packed int4 is I32"),
         ("int4", "infinite", "not a number"),
+        ("int4", "infinite in q4", "not a number"),
     ],
 )
 def test_codes_and_scales_that_do_not_fit_are_refused_by_name(tmp_path, way, change, said):
@@ -181,7 +208,7 @@ def test_codes_and_scales_that_do_not_fit_are_refused_by_name(tmp_path, way, cha
     spoil(way, change, stored)
     folder = write_checkpoint(tmp_path, coded, stored)
     with pytest.raises(BadModel) as caught:
-        converted(folder, "q8", "q8")
+        converted(folder, "q4" if change.endswith("q4") else "q8", "q8")
     message = str(caught.value)
     assert said in message and "experts.2.gate_proj" in message and "\n" not in message
 
