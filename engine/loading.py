@@ -21,7 +21,7 @@ from diskmoe.engine.model.mtp_layer import mtp_scratch_bytes
 from diskmoe.engine.model.tensors import head_tensors, tensor_plan, verify_container
 from diskmoe.engine.model.weights import dense_bytes, loader_bytes, matrix_formats
 from diskmoe.engine.stats import peak_rss_bytes
-from diskmoe.engine.warmup import ready_kernels
+from diskmoe.engine.warmup import blocks_of, ready_kernels
 from diskmoe.experts.ahead import AHEAD_SLOTS
 from diskmoe.experts.budget import MemoryPlan, available_memory, plan_memory, shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
@@ -316,7 +316,8 @@ def _direct_mode(experts: int, options: Options) -> tuple[DirectMode, str]:
 def ready_model_kernels(opened: Opened, say: Say) -> None:
     """Compiles the kernels this model needs, or loads them from disk."""
     # a checkpoint's weights are packed as they are read
-    ready_kernels(opened.kernel_formats, isinstance(opened.source, Checkpoint), say)
+    packing = isinstance(opened.source, Checkpoint)
+    ready_kernels(opened.kernel_formats, packing, say, blocks_of(opened.config))
 
 
 def wave_slots(options: Options, config: ModelConfig) -> int:
