@@ -21,7 +21,7 @@ from diskmoe.engine.model.mtp_layer import mtp_scratch_bytes
 from diskmoe.engine.model.tensors import head_tensors, tensor_plan, verify_container
 from diskmoe.engine.model.weights import dense_bytes, loader_bytes, matrix_formats
 from diskmoe.engine.stats import peak_rss_bytes
-from diskmoe.engine.warmup import ready_kernels
+from diskmoe.engine.warmup import blocks_of, ready_kernels
 from diskmoe.experts.ahead import AHEAD_SLOTS
 from diskmoe.experts.budget import MemoryPlan, available_memory, plan_memory, shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
@@ -324,7 +324,8 @@ def ready_model_kernels(models: Sequence[Opened], say: Say) -> None:
     wanted = {name for opened in models for name in opened.kernel_formats}
     # a checkpoint's weights are packed as they are read
     packing = any(isinstance(opened.source, Checkpoint) for opened in models)
-    ready_kernels([name for name in FORMATS if name in wanted], packing, say)
+    blocks = dict.fromkeys(block for opened in models for block in blocks_of(opened.config))
+    ready_kernels([name for name in FORMATS if name in wanted], packing, say, list(blocks))
 
 
 def wave_slots(options: Options, config: ModelConfig) -> int:

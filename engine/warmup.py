@@ -25,7 +25,8 @@ from numba.core.event import Event, Listener, install_listener
 
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.interrupts import interrupts_kept
-from diskmoe.engine.kernels.warm import WarmItem, kernel_items
+from diskmoe.engine.kernels.warm import BLOCKS, WarmItem, kernel_items
+from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.union import union_of
 from diskmoe.engine.sampling import warm_sampler
 from diskmoe.experts.budget import shown_bytes
@@ -54,13 +55,17 @@ class Readiness:
     notes: dict[str, str] = field(default_factory=dict)  # by topic
 
 
-def warm_items(formats: Sequence[str], packing: bool) -> list[WarmItem]:
+def warm_items(
+    formats: Sequence[str], packing: bool, blocks: Sequence[str] = tuple(BLOCKS)
+) -> list[WarmItem]:
     """Everything that a model with these weight formats calls, the costliest items first.
+
+    blocks: those of `kernels.warm.BLOCKS` that it has.
 
     packing: also what packs weights, for checkpoints that are quantised as they are read.
     """
     items = [
-        *kernel_items(formats),
+        *kernel_items(formats, blocks),
         WarmItem("union of experts", _union),
         WarmItem("choice of a token", warm_sampler),
     ]
@@ -69,21 +74,34 @@ def warm_items(formats: Sequence[str], packing: bool) -> list[WarmItem]:
     return items
 
 
+def blocks_of(config: ModelConfig) -> tuple[str, ...]:
+    """The blocks of a model that others do not have."""
+    has = {
+        "latents": config.latent is not None,
+        "chosen keys": config.indexer is not None,
+        "delta": config.delta is not None,
+        "gates": config.q_gate or config.shared_gated,
+    }
+    return tuple(name for name in BLOCKS if has[name])
+
+
 def _union() -> None:
     ids = np.zeros((1, 1), np.int32)
     union_of(ids, 1).selections(ids[0])
 
 
-def ready_kernels(formats: Sequence[str], packing: bool, say: Say) -> Readiness:
-    """Compiles the kernels that these formats need, or loads them from disk.
+def ready_kernels(
+    formats: Sequence[str], packing: bool, say: Say, blocks: Sequence[str] = tuple(BLOCKS)
+) -> Readiness:
+    """Compiles the kernels that these formats and blocks need, or loads them from disk.
 
     Says one line when it really compiles, and at most one per thing that is wrong with the disk.
     """
     started = time.perf_counter()
-    items = warm_items(formats, packing)
+    items = warm_items(formats, packing, blocks)
     with ExitStack() as stack:
         check = stack.enter_context(interrupts_kept())
-        helper = stack.enter_context(_Helper(formats, packing))
+        helper = stack.enter_context(_Helper(formats, packing, blocks))
         listener = _CompileListener(Readiness(len(items)), helper.start, say)
         stack.enter_context(install_listener(COMPILE, listener))
         stack.enter_context(install_listener(NOTES, listener))
@@ -130,9 +148,11 @@ def warm_up(formats: Sequence[str], say: Say) -> None:
     )
 
 
-def help_compiling(formats: Sequence[str], packing: bool, claims: Path, parent: int) -> None:
+def help_compiling(
+    formats: Sequence[str], packing: bool, blocks: Sequence[str], claims: Path, parent: int
+) -> None:
     """What the second process does: items nobody has claimed, for as long as there is a parent."""
-    for number, item in enumerate(warm_items(formats, packing)):
+    for number, item in enumerate(warm_items(formats, packing, blocks)):
         if os.getppid() != parent:  # it was ended without a chance to tidy up
             shutil.rmtree(claims, ignore_errors=True)
             return
@@ -188,8 +208,8 @@ class _CompileListener(Listener):
 class _Helper:
     """The second process, from the first compilation on; ended with the block."""
 
-    def __init__(self, formats: Sequence[str], packing: bool) -> None:
-        self._arguments = (list(formats), packing)
+    def __init__(self, formats: Sequence[str], packing: bool, blocks: Sequence[str]) -> None:
+        self._arguments = f"{list(formats)!r}, {packing!r}, {list(blocks)!r}"
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.claims: Path | None = None
@@ -204,12 +224,11 @@ class _Helper:
             claims = Path(self._folder.name)
             for number in range(self.at + 1):
                 _claim(claims, number)
-            formats, packing = self._arguments
             # our own sys.path and not the one that -c begins with the working directory
             code = (
                 f"import sys; sys.path[:] = {sys.path!r}; import pathlib;"
                 "from diskmoe.engine.warmup import help_compiling;"
-                f"help_compiling({formats!r}, {packing!r}, pathlib.Path({str(claims)!r}), {os.getpid()})"
+                f"help_compiling({self._arguments}, pathlib.Path({str(claims)!r}), {os.getpid()})"
             )
             quiet = subprocess.DEVNULL
             self._process = subprocess.Popen(

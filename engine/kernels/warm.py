@@ -5,9 +5,11 @@ model of these formats calls is in one of them, so that no kernel is compiled in
 answer. Only tile kernels depend on the format.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 
@@ -29,9 +31,15 @@ from diskmoe.experts.tiles import matrix_layout, record_layout
 
 # in falling order of cost, so that two processes end at about the same time
 PHASES = (ATTEND, HEADS, ROUTE, PREPARE, GATE_UP, DOWN, MULTIPLY, COMBINE, NORM)
-LATENT_PHASES = (FOLD, KEEP_LATENTS, UNFOLD, TURN_QUERIES)
-INDEX_PHASES = (ATTEND_CHOSEN, INDEX_SCORES, INDEX_HEADS, CHOOSE)
-DELTA_PHASES = (DELTA, MIX, KEEP, GATED_NORM, SETTLE, OPEN, SWITCH, SPLIT)
+# of blocks that only some models have
+BLOCKS: Mapping[str, tuple[Phase, ...]] = MappingProxyType(
+    {
+        "latents": (FOLD, KEEP_LATENTS, UNFOLD, TURN_QUERIES),
+        "chosen keys": (ATTEND_CHOSEN, INDEX_SCORES, INDEX_HEADS, CHOOSE),
+        "delta": (DELTA, MIX, KEEP, GATED_NORM, SETTLE),
+        "gates": (OPEN, SWITCH, SPLIT),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -42,16 +50,14 @@ class WarmItem:
     run: Callable[[], None]
 
 
-def kernel_items(formats: Sequence[str]) -> list[WarmItem]:
-    """Every kernel that a model with these weight formats needs, the costliest first.
+def kernel_items(formats: Sequence[str], blocks: Sequence[str] = tuple(BLOCKS)) -> list[WarmItem]:
+    """Every kernel that a model with these weight formats and blocks needs, the costliest first.
 
     What packs weights on the way in is compiled by ``experts.warm.compile_packers``.
     """
+    phases = chain(PHASES, *(BLOCKS[block] for block in blocks))
     return [
-        *(
-            WarmItem(phase.name, partial(_ready_phase, phase))
-            for phase in (*PHASES, *LATENT_PHASES, *INDEX_PHASES, *DELTA_PHASES)
-        ),
+        *(WarmItem(phase.name, partial(_ready_phase, phase)) for phase in phases),
         *(WarmItem(f"products {fmt}", partial(_ready_tiles, fmt)) for fmt in formats),
         WarmItem("embedding", partial(_take_rows, formats[0])),
         WarmItem("threads", ready_pool),

@@ -22,7 +22,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Four items that only write down that they ran, in place of kernels; and no helper."""
     ran: list[int] = []
     items = [WarmItem(str(n), lambda n=n: ran.append(n)) for n in range(4)]
-    monkeypatch.setattr(warmup, "warm_items", lambda formats, packing: list(items))
+    monkeypatch.setattr(warmup, "warm_items", lambda *_: list(items))
     monkeypatch.setattr(warmup, "usable_cores", lambda: (1, "one"))
     monkeypatch.setattr(warmup, "prune_kernels", lambda: 0)
     return ran
@@ -41,7 +41,7 @@ def compiles_at(monkeypatch: pytest.MonkeyPatch, ran: list[int], item: int) -> N
         ran.append(item)
 
     items[item] = WarmItem("compiled", run)
-    monkeypatch.setattr(warmup, "warm_items", lambda formats, packing: items)
+    monkeypatch.setattr(warmup, "warm_items", lambda *_: items)
 
 
 def test_everything_on_disk_is_read_in_silence(ran) -> None:
@@ -63,7 +63,7 @@ def test_a_trouble_with_the_disk_is_said_once(ran, monkeypatch) -> None:
     for number in range(3):
         line = f"line {number}"
         items[number] = WarmItem("x", lambda line=line: broadcast(NOTES, ("memory", line)))
-    monkeypatch.setattr(warmup, "warm_items", lambda formats, packing: items)
+    monkeypatch.setattr(warmup, "warm_items", lambda *_: items)
     said: list[str] = []
     made = ready_kernels(["q8"], False, said.append)
     assert said == ["note      line 0"] and made.notes == {"memory": "line 0"}
@@ -112,9 +112,9 @@ def test_no_helper_without_a_core_or_a_folder_for_it(ran, monkeypatch, cores, ke
 
 def test_a_helper_takes_what_is_free_and_ends_with_its_parent(ran, tmp_path) -> None:
     (tmp_path / "1").touch()
-    help_compiling(["q8"], True, tmp_path, os.getppid())
+    help_compiling(["q8"], True, ["latents"], tmp_path, os.getppid())
     assert ran == [0, 2, 3]
-    help_compiling(["q8"], True, tmp_path, os.getppid() + 1)
+    help_compiling(["q8"], True, ["latents"], tmp_path, os.getppid() + 1)
     assert ran == [0, 2, 3]
 
 
@@ -155,6 +155,8 @@ assert not compiled, compiled
         ("qwen3_moe", "f16", 8, 4),
         ("olmoe", "bf16", 16, 32),
         ("glm4_moe", "f32", 32, 16),
+        ("glm_moe_dsa", "bf16", 4, 8),
+        ("qwen3_next", "bf16", 8, 8),
     ],
 )
 def test_no_kernel_is_compiled_in_the_middle_of_an_answer(
@@ -230,6 +232,6 @@ def test_a_warmup_that_cannot_keep_anything_fails(ran, monkeypatch) -> None:
     from diskmoe.experts.errors import WriteFailed
 
     items = [WarmItem("x", lambda: broadcast(NOTES, ("memory", "all is read-only")))]
-    monkeypatch.setattr(warmup, "warm_items", lambda formats, packing: items)
+    monkeypatch.setattr(warmup, "warm_items", lambda *_: items)
     with pytest.raises(WriteFailed, match="all is read-only"):
         warmup.warm_up(["q8"], lambda line: None)
