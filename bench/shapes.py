@@ -3,9 +3,8 @@
 Each is the model's own ``config.json`` as far as it says anything about shapes and arithmetic, so
 that a synthetic model goes through the same code as the real one. Sources: the configs published
 with the models (Qwen/Qwen3-30B-A3B, allenai/OLMoE-1B-7B-0924, zai-org/GLM-4.5-Air,
-openai/gpt-oss-20b, deepseek-ai/DeepSeek-V2-Lite, deepseek-ai/DeepSeek-V3,
-moonshotai/Kimi-K2-Instruct, zai-org/GLM-4.7-Flash, mistralai/Mixtral-8x7B-v0.1,
-Qwen/Qwen1.5-MoE-A2.7B, MiniMaxAI/MiniMax-M2, ibm-granite/granite-3.1-3b-a800m-base).
+openai/gpt-oss-20b, mistralai/Mixtral-8x7B-v0.1, Qwen/Qwen1.5-MoE-A2.7B, MiniMaxAI/MiniMax-M2,
+ibm-granite/granite-3.1-3b-a800m-base; others in `latent_shapes.py` and `hybrid_shapes.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +15,13 @@ from types import MappingProxyType
 from typing import Any
 
 from diskmoe.bench.hybrid_shapes import QWEN3_5_35B, QWEN3_NEXT_80B
+from diskmoe.bench.latent_shapes import (
+    DEEPSEEK_V2_LITE,
+    DEEPSEEK_V3,
+    GLM_4_7_FLASH,
+    GLM_5,
+    KIMI_K2,
+)
 
 
 @dataclass(frozen=True)
@@ -43,48 +49,6 @@ class Shape:
 
 
 _COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "tie_word_embeddings": False}
-
-_DEEPSEEK_V3: dict[str, Any] = {
-    **_COMMON,
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "vocab_size": 129280,
-    "hidden_size": 7168,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "first_k_dense_replace": 3,
-    "attention_bias": False,
-    "max_position_embeddings": 163840,
-    "rope_theta": 10000,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 40,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096,
-    },
-    "rms_norm_eps": 1e-6,
-    "num_nextn_predict_layers": 0,
-}
 
 SHAPES: Mapping[str, Shape] = MappingProxyType(
     {
@@ -202,87 +166,11 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
             },
             "gpt-oss",
         ),
-        "deepseek-v2-lite": Shape(
-            "deepseek-v2-lite",
-            {
-                **_DEEPSEEK_V3,
-                "architectures": ["DeepseekV2ForCausalLM"],
-                "model_type": "deepseek_v2",
-                "vocab_size": 102400,
-                "hidden_size": 2048,
-                "num_hidden_layers": 27,
-                "num_attention_heads": 16,
-                "num_key_value_heads": 16,
-                "q_lora_rank": None,
-                "intermediate_size": 10944,
-                "moe_intermediate_size": 1408,
-                "n_routed_experts": 64,
-                "n_shared_experts": 2,
-                "num_experts_per_tok": 6,
-                "n_group": 1,
-                "topk_group": 1,
-                "topk_method": "greedy",
-                "scoring_func": "softmax",
-                "norm_topk_prob": False,
-                "routed_scaling_factor": 1.0,
-                "first_k_dense_replace": 1,
-                "rope_scaling": {
-                    **_DEEPSEEK_V3["rope_scaling"],
-                    "mscale": 0.707,
-                    "mscale_all_dim": 0.707,
-                },
-            },
-            None,
-        ),
-        "deepseek-v3": Shape("deepseek-v3", _DEEPSEEK_V3, None),
-        "kimi-k2": Shape(
-            "kimi-k2",
-            {
-                **_DEEPSEEK_V3,
-                "model_type": "kimi_k2",
-                "vocab_size": 163840,
-                "num_attention_heads": 64,
-                "num_key_value_heads": 64,
-                "n_routed_experts": 384,
-                "n_group": 1,
-                "topk_group": 1,
-                "routed_scaling_factor": 2.827,
-                "first_k_dense_replace": 1,
-                "max_position_embeddings": 131072,
-                "rope_theta": 50000.0,
-                "rope_scaling": {**_DEEPSEEK_V3["rope_scaling"], "factor": 32, "beta_fast": 1},
-            },
-            None,
-        ),
-        "glm-4.7-flash": Shape(
-            "glm-4.7-flash",
-            {
-                **_DEEPSEEK_V3,
-                "architectures": ["Glm4MoeLiteForCausalLM"],
-                "model_type": "glm4_moe_lite",
-                "vocab_size": 154880,
-                "hidden_size": 2048,
-                "num_hidden_layers": 47,
-                "num_attention_heads": 20,
-                "num_key_value_heads": 20,
-                "q_lora_rank": 768,
-                "qk_nope_head_dim": 192,
-                "v_head_dim": 256,
-                "intermediate_size": 10240,
-                "moe_intermediate_size": 1536,
-                "n_routed_experts": 64,
-                "num_experts_per_tok": 4,
-                "n_group": 1,
-                "topk_group": 1,
-                "routed_scaling_factor": 1.8,
-                "first_k_dense_replace": 1,
-                "max_position_embeddings": 202752,
-                "rope_theta": 1000000,
-                "rope_scaling": None,
-                "rms_norm_eps": 1e-5,
-            },
-            None,
-        ),
+        "deepseek-v2-lite": Shape("deepseek-v2-lite", DEEPSEEK_V2_LITE, None),
+        "deepseek-v3": Shape("deepseek-v3", DEEPSEEK_V3, None),
+        "kimi-k2": Shape("kimi-k2", KIMI_K2, None),
+        "glm-4.7-flash": Shape("glm-4.7-flash", GLM_4_7_FLASH, None),
+        "glm-5": Shape("glm-5", GLM_5, None),
         "mixtral-8x7b": Shape(
             "mixtral-8x7b",
             {

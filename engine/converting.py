@@ -68,7 +68,8 @@ def convert_model(
     for line in plan_lines(config, manifest, needs, out, kept=experts is None):
         say(line)
     if isinstance(checkpoint, GgufCheckpoint):
-        say(f"gguf      {describe_types(checkpoint, plan, experts, dense)}")
+        told = describe_types(checkpoint, plan, experts, dense)
+        say(f"blocks    {told}" if told else "blocks    none: all of the file is in floats")
     try:
         tell, check = progress_lines(say, "convert"), progress_lines(say, "verify")
         done = convert(checkpoint, plan, out, experts, dense, tell, needs.threads, check, made)

@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 
 from diskmoe.engine.text.gguf_tokenizer import tokenizer_files
-from diskmoe.experts.budget import shown_bytes
 from diskmoe.experts.checkpoint import TensorPlan
 from diskmoe.experts.gguf_blocks import FLOATS, keeps_codes, keeps_numbers
 from diskmoe.experts.gguf_file import MAGIC
@@ -53,18 +52,20 @@ def best_expert_format(checkpoint: GgufCheckpoint, plan: TensorPlan) -> str | No
 def describe_types(
     checkpoint: GgufCheckpoint, plan: TensorPlan, experts: str | None, dense: str | None
 ) -> str:
-    """What the file's types become, in one line. `experts`, `dense`: None keeps the numbers."""
+    """What the file's quantised types become, in one line; empty when it has none.
+
+    experts, dense: the formats asked for; None keeps the numbers.
+    """
     of_experts = checkpoint.expert_types(plan)
     told: list[str] = []
-    for kind, nbytes in checkpoint.types.items():
-        targets = {experts} if kind in of_experts else {dense}
-        if None in targets or kind in FLOATS:
-            becomes = ""
-        elif all(keeps_numbers(kind, str(target)) for target in targets):
-            becomes = ", bit for bit"
-        elif all(keeps_codes(kind, str(target)) for target in targets):
-            becomes = ", codes kept, steps rounded to 8 bits"
+    for kind in checkpoint.types:
+        if kind in FLOATS:
+            continue
+        target = experts if kind in of_experts else dense
+        if target is None or keeps_numbers(kind, target):
+            told.append(f"{kind} bit for bit")
+        elif keeps_codes(kind, target):
+            told.append(f"codes of {kind} kept, their steps rounded to 8 bits")
         else:
-            becomes = ", dequantised and quantised once"
-        told.append(f"{kind} {shown_bytes(nbytes)}{becomes}")
+            told.append(f"{kind} dequantised, then quantised once")
     return "; ".join(told)

@@ -15,6 +15,7 @@ from typing import Any
 
 from diskmoe.engine.gguf_source import is_gguf, open_gguf
 from diskmoe.engine.model.config import ModelConfig, read_config
+from diskmoe.engine.model.families import FAMILIES
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import matrix_formats
 from diskmoe.engine.text.side import TextSide
@@ -92,6 +93,7 @@ class Inspection:
             "tokens": None if tokenizer is None else tokenizer.valid_count,
             "template": None if self.text.template is None else self.text.template.source,
             "stops": {str(token): why for token, why in self.text.stop_sources.items()},
+            "chat_stops": {str(token): text for token, text in self.text.turn_ends.items()},
             "mtp_layers": list(stored.mtp_layers),
             "mtp_announced": config.mtp_layers,
         }
@@ -100,6 +102,8 @@ class Inspection:
         config, stored, text = self.config, self.stored, self.text
         coded = f", {config.quantisation} in its config" if config.quantisation else ""
         layers = f"{config.layers} layers, {len(config.moe_layers)} with experts"
+        if config.delta_layers:
+            layers += f", {len(config.delta_layers)} with states"
         heads = f"{config.heads} heads of {config.head_dim}, {config.kv_heads} of keys and values"
         shared = f", and {config.shared_width} shared" if config.shared_width else ""
         dense = ", ".join(reversed(stored.dense_formats))
@@ -110,8 +114,9 @@ class Inspection:
             tokens = f"{text.tokenizer.kind}, {text.tokenizer.valid_count} tokens"
         cold = shown_bytes(self.cold_token_bytes)
         mtp = f"{len(stored.mtp_layers)} layer(s)" if stored.mtp_layers else "none"
-        if config.mtp_layers and not stored.mtp_layers:
-            mtp += f", though the config announces {config.mtp_layers}"
+        announced = config.mtp_layers if FAMILIES[config.family].mtp == "extra_layer" else 0
+        if announced and not stored.mtp_layers:
+            mtp += f", though the config announces {announced}"
         return [
             f"model     {self.path}: {config.family}, {_KINDS[stored.kind]}{coded}",
             f"shape     {layers}, hidden size {config.hidden}, {heads}",
@@ -133,9 +138,8 @@ def _stops(text: TextSide) -> str:
     if text.tokenizer is None or not text.stop_sources:
         return text.describe_stops()
     written = text.tokenizer.special_text
-    return "; ".join(
-        f"{written.get(token, token)} ({why})" for token, why in text.stop_sources.items()
-    )
+    said = [f"{written.get(token, token)} ({why})" for token, why in text.stop_sources.items()]
+    return "; ".join([*said, *(f"{ending} (in a chat)" for ending in text.turn_ends.values())])
 
 
 def _shown_count(number: int) -> str:

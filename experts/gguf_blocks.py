@@ -1,8 +1,8 @@
 """The weights in GGUF's blocks: as f32, or in the numbers of one of our formats.
 
 The rule of this file: what a format of ours can say exactly is put in its numbers and never rounded:
-Q8_0 is q8, MXFP4 is mxfp4, Q4_0's codes are q8 values. Codes of Q4_0 and Q4_1 stay what they are in
-q4 too; there a group's step is rounded to the 8 bits that q4 has for it (0.3 % of a step). All other
+Q8_0 is q8, MXFP4 is mxfp4, Q4_0's codes are q8 values. Codes of Q4_0, Q4_1 and Q4_K stay what they
+are in q4 too; there a group's step and zero are rounded to the 8 bits that q4 has for each. All other
 types become f32 by the ``gguf`` package, exactly, and are quantised once.
 
 A block is a row's next 32 weights (256 in the k-types): scales first, then codes. With four bits
@@ -29,7 +29,10 @@ QUANTISED = (
 )
 SUPPORTED = (*FLOATS, *QUANTISED)
 _OWN = {"BF16": "bf16", "Q8_0": "q8", "Q4_0": "q8", "MXFP4": "mxfp4"}  # what keeps every number
-_KEPT = {("Q8_0", "q8"), ("MXFP4", "mxfp4"), ("Q4_0", "q8"), ("Q4_0", "q4"), ("Q4_1", "q4")}
+_KEPT = {
+    *(("Q8_0", "q8"), ("MXFP4", "mxfp4"), ("Q4_0", "q8")),
+    *(("Q4_0", "q4"), ("Q4_1", "q4"), ("Q4_K", "q4")),
+}
 
 
 def own_format(kind: str) -> str:
@@ -64,27 +67,29 @@ def wide(raw: Bytes, kind: str, cols: int) -> Floats:
 def numbers(raw: Bytes, kind: str, cols: int, fmt: str) -> Quantised:
     """A type's bytes -> the numbers of a format that `keeps_codes`.
 
-    ValueError for a step that is no number.
+    ValueError for a step or a minimum that is no number.
     """
-    blocks = _blocks(raw, kind, cols)
-    rows = blocks.shape[0]
-    blocks = blocks.reshape(rows, cols // GROUP, -1)
+    rows = _blocks(raw, kind, cols)
+    blocks = rows.reshape(len(rows), -1, BLOCKS[kind][1])
     if kind == "Q8_0":
-        values = blocks[..., 2:].view(np.int8).reshape(rows, cols)
+        values = blocks[..., 2:].view(np.int8).reshape(len(rows), cols)
         return Quantised(np.ascontiguousarray(values), _halves(blocks, 0))
     if kind == "MXFP4":
         return Quantised(_nibbles(blocks[..., 1:]), np.ascontiguousarray(blocks[..., 0]))
-    step = _halves(blocks, 0)
-    if not np.isfinite(step).all():
-        raise ValueError(f"row {_first_row(~np.isfinite(step))} has a step that is not finite")
-    codes = _nibbles(blocks[..., 4 if kind == "Q4_1" else 2 :])
-    if fmt == "q8":
-        return Quantised((codes.view(np.int8) - np.int8(8)), step)
-    wide_step = step.astype(np.float32)
-    low = _halves(blocks, 2).astype(np.float32) if kind == "Q4_1" else wide_step * np.float32(-8)
-    if not np.isfinite(low).all():
-        raise ValueError(f"row {_first_row(~np.isfinite(low))} has a minimum that is not finite")
-    return two_level(codes, wide_step, low)
+    if kind == "Q4_0" and fmt == "q8":
+        return Quantised(_nibbles(blocks[..., 2:]).view(np.int8) - np.int8(8), _halves(blocks, 0))
+    if kind == "Q4_K":
+        codes = _nibbles(blocks[..., 16:].reshape(len(rows), -1, GROUP))
+        step, low = _k_steps(blocks)
+    else:
+        step = _halves(blocks, 0).astype(np.float32)
+        codes = _nibbles(blocks[..., 4 if kind == "Q4_1" else 2 :])
+        low = step * np.float32(-8) if kind == "Q4_0" else _halves(blocks, 2).astype(np.float32)
+    good = np.isfinite(step) & np.isfinite(low)
+    if not good.all():
+        row = int((~good).any(axis=1).argmax())
+        raise ValueError(f"row {row} has a step or a minimum that is not finite")
+    return two_level(codes, step, low)
 
 
 def _blocks(raw: Bytes, kind: str, cols: int) -> Bytes:
@@ -99,13 +104,27 @@ def _halves(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """u8 (rows, groups, 16) -> codes u8 (rows, groups * 32)."""
+    """u8 (rows, blocks, 16, or 32 of two groups) -> codes u8 (rows, blocks * 32, or * 64)."""
     codes = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=2)
     return codes.reshape(codes.shape[0], -1)
 
 
-def _first_row(bad: npt.NDArray[np.bool_]) -> int:
-    return int(bad.any(axis=1).argmax())
+def _k_steps(blocks: Bytes) -> tuple[Floats, Floats]:
+    """The steps and the minima of Q4_K's groups, f32 (rows, groups).
+
+    A block has an f16 for all of its steps, one for its minima, and 6 bits of each for each of its
+    eight groups: those of the first four in the lower bits of bytes 0 to 3 and 4 to 7, those of the
+    others in bytes 8 to 11, with their upper two bits above the first ones.
+    """
+    packed = blocks[..., 4:16]
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    low_bits, high_bits = np.uint8(0x3F), np.uint8(0xC0)
+    steps = [first & low_bits, third & np.uint8(15) | (first & high_bits) >> np.uint8(2)]
+    minima = [second & low_bits, third >> np.uint8(4) | (second & high_bits) >> np.uint8(2)]
+    of_steps, of_minima = (_halves(blocks, at).astype(np.float32)[..., None] for at in (0, 2))
+    step = np.concatenate(steps, axis=2) * of_steps
+    low = np.concatenate(minima, axis=2) * -of_minima
+    return step.reshape(len(blocks), -1), low.reshape(len(blocks), -1)
 
 
 def refuse_unsupported(info: TensorInfo) -> None:

@@ -99,6 +99,9 @@ def common(facts: Facts) -> Config:
 
 
 def _rope_scaling(facts: Facts) -> Config | None:
+    for name in ("rope.scaling.attn_factor", "rope.scale_linear"):
+        if facts.number(name, 1.0) != 1.0:
+            raise facts.bad(name, f"is {facts.number(name)}; only 1 is supported")
     kind = facts.metadata.get(facts.key("rope.scaling.type"), str, "none")
     factor = facts.number("rope.scaling.factor", 1.0)
     if kind == "none" and (factor == 1.0 or not facts.has("rope.scaling.factor")):

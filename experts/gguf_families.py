@@ -23,7 +23,7 @@ def _grouped_query(facts: Facts) -> Config:
     """Of families with ordinary attention."""
     return {
         "head_dim": facts.head_dim,
-        "attention_bias": "blk.0.attn_q.bias" in facts.tensors,
+        "attention_bias": any(facts.layers_with(f"attn_{parts}.bias") for parts in ("q", "qkv")),
         **common(facts),
     }
 
@@ -197,10 +197,11 @@ def _qwen2moe(facts: Facts) -> Config:
 def _shared_one(facts: Facts) -> Config:
     """The widths of Qwen's experts beside a shared one."""
     shared = facts.tensors.get("blk.0.ffn_up_shexp.weight")
+    dense = facts.integer("feed_forward_length", 0)  # of layers without experts, if there are any
     return {
+        **({"intermediate_size": dense} if dense else {}),
         "num_experts": facts.integer("expert_count"),
         "moe_intermediate_size": facts.integer("expert_feed_forward_length"),
-        "intermediate_size": facts.integer("feed_forward_length", 0) or 1,
         "shared_expert_intermediate_size": facts.integer(
             "expert_shared_feed_forward_length", shared.shape[0] if shared is not None else 0
         ),
@@ -214,7 +215,6 @@ def _hybrid(facts: Facts) -> Config:
     _softmax(facts)
     delta = facts.layers_with("ssm_conv1d.weight")
     kinds = ("full_attention", "linear_attention")
-    config = _without(_grouped_query(facts), "attention_bias")
     keys, values = facts.integer("ssm.group_count"), facts.integer("ssm.time_step_rank")
     key_dim, inner = facts.integer("ssm.state_size"), facts.integer("ssm.inner_size")
     if not 1 <= keys <= values <= inner <= MOST_WIDTH or not 1 <= key_dim <= MOST_WIDTH:
@@ -224,9 +224,8 @@ def _hybrid(facts: Facts) -> Config:
             "numbers in all: no such layer",
         )
     return {
-        **config,
+        **_grouped_query(facts),
         **_without(_shared_one(facts), "mlp_only_layers", "decoder_sparse_step"),
-        "attention_bias": any(f"blk.{i}.attn_q.bias" in facts.tensors for i in range(facts.layers)),
         "layer_types": [kinds[layer in delta] for layer in range(facts.layers)],
         "partial_rotary_factor": facts.integer("rope.dimension_count") / facts.head_dim,
         "linear_conv_kernel_dim": facts.integer("ssm.conv_kernel"),
@@ -323,10 +322,11 @@ def _glm_dsa(facts: Facts) -> Config:
         "index_head_dim": facts.integer("attention.indexer.key_length"),
         "index_topk": facts.integer("attention.indexer.top_k"),
     }
+    choosing = facts.layers_with("indexer.attn_q_b.weight")  # for files that do not list them
     types = facts.metadata.get(facts.key("attention.indexer.types"), list)
-    if types is not None:
-        kinds = ("shared", "full")
-        config["indexer_types"] = [kinds[bool(full)] for full in types[: facts.layers]]
+    if types is None:
+        types = [layer in choosing for layer in range(facts.layers)]
+    config["indexer_types"] = [("shared", "full")[bool(full)] for full in types[: facts.layers]]
     return config
 
 

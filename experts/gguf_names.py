@@ -15,6 +15,7 @@ from diskmoe.experts.gguf_recipes import (
     Recipe,
     Tensors,
     delta_recipes,
+    joined_recipes,
     latent_recipes,
     less_one,
     paired_rows,
@@ -54,6 +55,10 @@ _INDEXER = {
     "indexer.k_norm.weight": "self_attn.indexer.k_norm.weight",
     "indexer.k_norm.bias": "self_attn.indexer.k_norm.bias",
     "indexer.proj.weight": "self_attn.indexer.weights_proj.weight",
+}
+_JOINED = {  # q, k and v in one tensor
+    "attn_qkv.weight": "self_attn.{part}_proj.weight",
+    "attn_qkv.bias": "self_attn.{part}_proj.bias",
 }
 _DENSE = {f"ffn_{part}.weight": f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
 _SHARED = {
@@ -198,7 +203,7 @@ def recipes_of(
     """({checkpoint's name: recipe}, the tensors that are neither in it nor of experts)."""
     recipes: dict[str, Recipe] = {}
     left: list[TensorInfo] = []
-    layers: dict[int, None] = {}
+    layers: set[int] = set()
     for name, info in tensors.items():
         match = _LAYER.fullmatch(name)
         if match is None:
@@ -206,8 +211,13 @@ def recipes_of(
             ending = name
         else:
             layer, ending = int(match[1]), match[2]
-            layers[layer] = None
+            layers.add(layer)
             if ending.rpartition(".")[0] in EXPERTS or ending in architecture.taken:
+                continue
+            if ending in _JOINED:
+                at = _prefix(architecture, config, layer)
+                for part, recipe in joined_recipes(config, info, architecture.paired).items():
+                    recipes[at + _JOINED[ending].format(part=part)] = recipe
                 continue
             ours = architecture.mtp.get(ending)
             if ours is None and ending in architecture.names:
@@ -218,7 +228,7 @@ def recipes_of(
             recipes[ours] = _recipe(architecture, config, ending, info)
     remade = architecture.remade
     if remade is not None:
-        for layer in layers:
+        for layer in sorted(layers):
             prefix = _prefix(architecture, config, layer)
             for ours, recipe in remade(config, tensors, f"blk.{layer}."):
                 recipes[prefix + ours] = recipe

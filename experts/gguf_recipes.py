@@ -38,8 +38,34 @@ def less_one(norm: Floats) -> Floats:
 def paired_rows(info: TensorInfo, heads: int) -> Order:
     """The order of rows that rope's pairs had: half a head apart."""
     rows = info.shape[0]
-    _refuse_parts(info, heads, 2)
+    if heads < 1 or rows % (2 * heads):
+        raise BadModel(
+            f"{info.path}: tensor {shown(info.name)} has {rows} rows, no whole pairs for {heads} heads"
+        )
+    return _paired(rows, heads)
+
+
+def _paired(rows: int, heads: int) -> Order:
     return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+def joined_recipes(config: Config, info: TensorInfo, paired: bool) -> dict[str, Recipe]:
+    """{part of an attention's name: recipe} of q, k and v, whose rows a tensor has one after another."""
+    heads = (config["num_attention_heads"], *[config["num_key_value_heads"]] * 2)
+    rows, dims = info.shape[0], info.shape[0] // max(sum(heads), 1)
+    if min(heads) < 1 or rows != dims * sum(heads) or dims % 2:
+        raise BadModel(
+            f"{info.path}: tensor {shown(info.name)} has {rows} rows, no whole heads for "
+            f"{heads[0]} of queries and {heads[1]} of keys and of values"
+        )
+    recipes: dict[str, Recipe] = {}
+    first = 0
+    for part, count in zip("qkv", heads, strict=True):
+        turned = paired and part != "v"
+        order = first + (_paired(count * dims, count) if turned else np.arange(count * dims))
+        recipes[part] = Recipe((info,), (count * dims, *info.shape[1:]), order=order)
+        first += count * dims
+    return recipes
 
 
 def switch_recipe(config: Config, tensors: Tensors, at: str) -> Iterator[tuple[str, Recipe]]:
@@ -141,14 +167,6 @@ def _heads(config: Config) -> tuple[int, int, int, int]:
     """(heads of keys, heads of values for each, dims of a key, dims of a value)."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     return keys, values // keys, config["linear_key_head_dim"], config["linear_value_head_dim"]
-
-
-def _refuse_parts(info: TensorInfo, heads: int, parts: int) -> None:
-    if heads < 1 or info.shape[0] % (heads * parts):
-        raise BadModel(
-            f"{info.path}: tensor {shown(info.name)} has {info.shape[0]} rows, no whole pairs for "
-            f"{heads} heads"
-        )
 
 
 def _refuse_rows(info: TensorInfo, expected: int, axis: int = 0) -> None:

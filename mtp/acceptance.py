@@ -1,7 +1,8 @@
 """How often drafts are right, by source, by their place among the source's drafts, and by grade.
 
 What is kept is P(draft j right | those before it were), from judged drafts alone. A place that was
-seen little leans on the source's own guess of itself, and so does a grade, or else on its place.
+seen little leans on the source's own guess of itself. So does a grade, or else on its place; and a
+grade at a place leans on that grade anywhere.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MEMORY = 16  # judged drafts that a place remembers
-GRADE_MEMORY = 32  # and a grade of a place
+GRADE_MEMORY = 32  # and a grade, anywhere or at a place
 PLACES = 8  # from the last of these on all are one
 _LEAN = 2.0  # judged drafts that the fallback is worth
 
@@ -39,13 +40,15 @@ class Acceptance:
         self._prior = tuple(prior)
         self._by_grade = tuple(grades)
         self._places: dict[int, _Share] = {}
-        self._grades: dict[tuple[int, int], _Share] = {}
+        self._graded: dict[int, _Share] = {}
+        self._both: dict[tuple[int, int], _Share] = {}
 
     def judged(self, place: int, grade: int, right: bool) -> None:
         """A draft was judged; place: how many of the source's drafts stood before it."""
         place = min(place, PLACES - 1)
         self._places.setdefault(place, _Share(MEMORY)).add(right)
-        self._grades.setdefault((place, grade), _Share(GRADE_MEMORY)).add(right)
+        self._graded.setdefault(grade, _Share(GRADE_MEMORY)).add(right)
+        self._both.setdefault((place, grade), _Share(GRADE_MEMORY)).add(right)
 
     def chance(self, place: int, grade: int | None = None) -> float:
         """The chance of a draft, of any grade or of this one."""
@@ -57,5 +60,6 @@ class Acceptance:
             return value
         if grade < len(self._by_grade):
             value = self._by_grade[grade]
-        seen = self._grades.get((place, grade))
-        return value if seen is None else seen.value(value)
+        for seen in (self._graded.get(grade), self._both.get((place, grade))):
+            value = value if seen is None else seen.value(value)
+        return value

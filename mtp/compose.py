@@ -14,6 +14,7 @@ wherever a text ends: judged = accepted + wrong, and emitted = accepted + what t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -25,6 +26,7 @@ from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import Draft, DraftSource
 
 OTHER_MOST = 16  # drafts of a source that is no grammar, in one forward
+LEAST_REACH = 0.03  # a chain is not worked out beyond where the text comes so rarely
 _MEMORY = 16  # drafts that the price of a source's drafts remembers
 
 
@@ -108,8 +110,9 @@ class Composer:
         """Drafts for the next forward, at most `room`."""
         self._chain, self._submitted, self._at, self._spent = [], 0, 0, 0.0
         limit = min(room, self._most)
-        if limit <= 0 or not self.planner.begin(limit):
+        if limit <= 0:
             return []
+        self.planner.begin(limit)
         idle = self._grow(limit)
         self._submitted = self.planner.choose(self._chances, self._spent, idle)
         submitted = self._chain[: self._submitted]
@@ -197,7 +200,7 @@ class Composer:
                 found.append(draft)
                 if len(found) >= room:
                     break
-                if not entry.source.cheap and not self._pays(entry, found):
+                if not self._pays(entry, found):
                     break
         if not entry.source.cheap:
             seconds = time.perf_counter() - began
@@ -208,9 +211,11 @@ class Composer:
 
     def _pays(self, entry: _Entry, found: list[Draft]) -> bool:
         """Whether one more draft is likely to be worth working it out."""
-        if self.planner.fixed is not None:
+        if self.planner.fixed is not None or entry in self._forced:
             return True
         chances = [*self._chances, *(link.chance for link in self._links(entry, found))]
+        if entry.source.cheap:
+            return math.prod(chances) >= LEAST_REACH
         here = self.planner.rate(chances, self._spent)
         more = [*chances, entry.acceptance.chance(len(found))]
         return self.planner.rate(more, self._spent + entry.seconds) > here

@@ -103,7 +103,10 @@ class Costs:
         return (mean.value * mean.count + work) / (mean.count + 1)  # the line is one of many
 
     def all_seconds(self, most: int) -> list[float]:
-        """T(1), ..., T(most), none below the one before: noise must not make a row a gift."""
+        """T(1), ..., T(most), none below the one before: noise must not make a row a gift. While
+        nothing was measured they are in forwards of one row, not in seconds."""
+        if not self._work:
+            return [1 + row * ROW_SHARE for row in range(most)]
         found: list[float] = []
         waited, each = 0.0, self.wait_per_miss
         for rows in range(1, most + 1):

@@ -149,5 +149,5 @@ class MtpSource:
 
     def _draft(self, logits: Floats, ahead: int) -> Draft:
         token = self._guess(logits, ahead)
-        probability = 1 / float(np.exp(logits - logits[token]).sum())
-        return Draft(token, bisect_right(_SURE, probability))
+        shares = np.exp(logits - logits.max())
+        return Draft(token, bisect_right(_SURE, float(shares[token] / shares.sum())))

@@ -15,7 +15,8 @@ from typing import Any
 
 from diskmoe.mtp.costs import Costs
 
-PLAIN_EVERY = 64  # forwards in a row with drafts, at most
+PLAIN_EVERY = 64  # forwards in a row with drafts, until one goes without ...
+SO_MUCH_BETTER = 2.0  # ... unless drafts are so many times as fast, or so they seem
 DEEPER_EVERY = 16  # choices; twice as many each time that drafts do not pay at all, up to
 MOST_WAIT = 256
 _FIRST_PLAIN = 4  # forwards with drafts until one without is known
@@ -26,11 +27,12 @@ _SHOWN = 8  # places and rows in the report
 
 
 class Planner:
-    """The planner of one text. `fixed`: other drafts than a grammar's are always so many."""
+    """The planner of one text. `fixed`: other drafts than a grammar's are always so many. `costs`:
+    what is known from other texts; it is added to."""
 
-    def __init__(self, fixed: int | None = None) -> None:
+    def __init__(self, fixed: int | None = None, costs: Costs | None = None) -> None:
         self.fixed = fixed
-        self.costs = Costs()
+        self.costs = costs or Costs()
         self.probing = False  # one draft more than pays is wanted now
         self.declined = 0  # forwards whose drafts did not pay
         self._depths: Counter[int] = Counter()
@@ -39,22 +41,14 @@ class Planner:
         self._since_plain = 0
         self._until_deeper = self._wait = DEEPER_EVERY
 
-    def begin(self, most: int) -> bool:
-        """A forward with up to `most` drafts is to be planned; False: it is one without any."""
+    def begin(self, most: int) -> None:
+        """A forward with up to `most` drafts is to be planned."""
         if self.fixed is not None:
             self._seconds = [1.0] * (most + 1)
-            return True
-        known = self.costs.count(1) > 1
-        if self._since_plain >= (PLAIN_EVERY if known else _FIRST_PLAIN):
-            self.picked(0)
-            return False
-        if self.costs.known:
-            self._seconds = self.costs.all_seconds(most + 1)
-        else:
-            self._seconds = [1 + row * 0.5 for row in range(most + 1)]
+            return
+        self._seconds = self.costs.all_seconds(most + 1)
         self._until_deeper -= 1
         self.probing = self._until_deeper <= 0
-        return True
 
     def rate(self, chances: Sequence[float], spent: float = 0.0) -> float:
         """Expected tokens per second with drafts of these chances, after `spent` seconds of finding
@@ -80,8 +74,11 @@ class Planner:
 
     def choose(self, chances: Sequence[float], spent: float, idle: bool) -> int:
         """How many of these drafts to submit. idle: there was a source that was not even asked."""
-        k, _ = self.best(chances, spent)
+        k, rate = self.best(chances, spent)
         if self.fixed is None:
+            if self._is_plain_due and rate < SO_MUCH_BETTER / self._seconds[0]:
+                self.picked(0)
+                return 0
             if self.probing:
                 self._wait = DEEPER_EVERY if k else min(2 * self._wait, MOST_WAIT)
                 self._until_deeper = self._wait
@@ -89,6 +86,10 @@ class Planner:
             self.declined += not k and bool(chances or idle)
         self.picked(k)
         return k
+
+    @property
+    def _is_plain_due(self) -> bool:
+        return self._since_plain >= (PLAIN_EVERY if self.costs.count(1) > 1 else _FIRST_PLAIN)
 
     def picked(self, k: int) -> None:
         """A forward has k drafts."""

@@ -231,6 +231,23 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_nextn_predict_layers": 1,
         },
     ),
+    "glm_moe_dsa": (
+        "GlmMoeDsaForCausalLM",
+        {
+            "model_type": "glm_moe_dsa",
+            **_LATENT,
+            "n_group": 1,
+            "topk_group": 1,
+            "scoring_func": "sigmoid",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "index_n_heads": 8,
+            "index_head_dim": 64,
+            "index_topk": 8,
+            "indexer_types": ["full", "shared"],
+            "num_nextn_predict_layers": 1,
+        },
+    ),
     "qwen3_next": (
         "Qwen3NextForCausalLM",
         {

@@ -221,6 +221,22 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        {
+            **_LATENT,
+            "q_lora_rank": 20,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.5,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "index_n_heads": 8,
+            "index_head_dim": 16,
+            # more than the prompt has: rounding of activations would make another choice
+            "index_topk": 10,
+            "indexer_types": ["full", "shared"],
+        },
+    ),
     "glm4_moe_lite": (
         "glm4_moe_lite",
         {
@@ -233,6 +249,9 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_theta": 1e6,
         },
     ),
+    "qwen3": ("qwen3", {"head_dim": 16, "intermediate_size": 64, "rope_theta": 1e6}),
+    "qwen2": ("qwen2", {"intermediate_size": 64, "rope_theta": 1e6}),
+    "llama": ("llama", {"intermediate_size": 64, "attention_bias": True}),
 }
 ZERO_CENTRED = ("qwen3_next", "qwen3_5_moe_text")  # norms, but those of delta layers
 AS_ON_THE_HUB = ("qwen3_5_moe",)  # fixtures that are rewritten from what save_pretrained writes

@@ -12,15 +12,17 @@ import argparse
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from make_golden import FIXTURES, LARGEST_FILE, LEAST_MARGIN, PROMPT, random_model, rows_text
+from make_golden import FIXTURES as MODELS
+from make_golden import LARGEST_FILE, LEAST_MARGIN, PROMPT, random_model, rows_text
 from mtp_oracle import MtpOracle
 from safetensors.torch import load_file, save_file
+
+from diskmoe.engine.model.families import FAMILIES
 
 SEEDS = 200
 TOKENS = 16
@@ -29,50 +31,49 @@ PLACES = (2, 8, 9, 17)  # tokens before the drafts
 LAYERS = 2  # of the model; the one behind them becomes the head's
 
 
-def _extra_layer(name: str) -> str:
-    return name
-
-
-# how a family calls the tensors of the head, given those of layer LAYERS: (block, own)
-NAMES: dict[str, tuple[Callable[[str], str], tuple[str, str, str, str]]] = {
-    "glm4_moe": (
-        _extra_layer,
-        (
-            f"model.layers.{LAYERS}.enorm.weight",
-            f"model.layers.{LAYERS}.hnorm.weight",
-            f"model.layers.{LAYERS}.eh_proj.weight",
-            f"model.layers.{LAYERS}.shared_head.norm.weight",
-        ),
-    ),
+HYBRID = {"layer_types": ["linear_attention", "full_attention", "full_attention"]}
+FIXTURES = {
+    "glm4_moe": {},
+    "deepseek_v3": {},
+    "glm4_moe_lite": {},
+    "qwen3_next": HYBRID | {"mlp_only_layers": []},
+    "qwen3_5_moe_text": HYBRID,
 }
 
 
 def write_model(folder: Path, family: str, seed: int) -> None:
     """A model of three layers whose last one is made the head's."""
-    settings = FIXTURES[family][1] | {"num_hidden_layers": LAYERS + 1}
+    settings = MODELS[family][1] | FIXTURES[family] | {"num_hidden_layers": LAYERS + 1}
     with tempfile.TemporaryDirectory() as name:
         random_model(family, settings, seed).save_pretrained(name)
         config = json.loads((Path(name) / "config.json").read_text())
         tensors = load_file(Path(name) / "model.safetensors")
-    block, own = NAMES[family]
-    last = f"model.layers.{LAYERS}."
-    tensors = {block(n) if n.startswith(last) else n: tensor for n, tensor in tensors.items()}
-    hidden = config["hidden_size"]
-    for name, shape in zip(
-        own, ((hidden,), (hidden,), (hidden, 2 * hidden), (hidden,)), strict=True
-    ):
-        centre = 1.0 if len(shape) == 1 else 0.0
-        tensors[name] = (centre + 0.1 * torch.randn(shape)).to(torch.bfloat16)
+    told: dict[str, Any] = {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
+    told |= {key: config[key][:LAYERS] for key in config if key.endswith("layer_types")}
+    config |= told
     folder.mkdir(parents=True)
-    told = {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
-    (folder / "config.json").write_text(json.dumps(config | told, indent=1) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    names = FAMILIES[family].names
+    last, block = f"model.layers.{LAYERS}.", names.mtp_layer.format(L=LAYERS, M=0)
+    tensors = {name.replace(last, block): tensor for name, tensor in tensors.items()}
+    centre = 0.0 if FAMILIES[family].zero_centred else 1.0
+    hidden = config["hidden_size"]
+    for template, shape in (
+        (names.mtp_embedding_norm, (hidden,)),
+        (names.mtp_hidden_norm, (hidden,)),
+        (names.mtp_projection, (hidden, 2 * hidden)),
+        (names.mtp_final_norm, (hidden,)),
+    ):
+        values = 0.1 * torch.randn(shape) + (centre if len(shape) == 1 else 0.0)
+        tensors[template.format(L=LAYERS, M=0)] = values.to(torch.bfloat16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
 
 
 def expectation(folder: Path) -> tuple[dict[str, Any], float]:
     """(expected.json, the least margin of a draft)."""
     oracle = MtpOracle(folder)
-    greedy, _ = oracle.generate(PROMPT, TOKENS)
+    greedy = oracle.greedy(PROMPT, TOKENS)
     text, margin, drafts = PROMPT + greedy, float("inf"), []
     for place in PLACES:
         tokens, logits = oracle.drafts(text[:place], DEPTH)
@@ -110,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     default = Path(__file__).resolve().parents[1] / "tests" / "golden" / "mtp"
     parser.add_argument("--out", type=Path, default=default, help="folder of the fixtures")
-    parser.add_argument("names", nargs="*", default=[*NAMES], help="which (default: all)")
+    parser.add_argument("names", nargs="*", default=[*FIXTURES], help="which (default: all)")
     args = parser.parse_args()
     for name in args.names:
         make(args.out / name, name)

@@ -14,7 +14,11 @@ from transformers.generation.candidate_generator import MTPCandidateGenerator
 from transformers.modeling_layers import MtpModel
 
 # what a family's config must be told before its head can be run
-_TOLD: dict[str, dict[str, Any]] = {}
+_TOLD: dict[str, dict[str, Any]] = {
+    "glm4_moe_lite": {"mtp_mlp_layer_types": ["sparse"]},
+    "qwen3_next": {"mtp_layer_types": ["full_attention"]},
+    "qwen3_5_moe_text": {"mtp_layer_types": ["full_attention"]},
+}
 
 
 class MtpOracle:
@@ -54,6 +58,15 @@ class MtpOracle:
         positions = torch.arange(1, len(text))[None]
         cache = MtpCache(config=self.model.config.get_mtp_config())
         return self._head.forward_layer(0, states, positions, cache, input_ids=tokens)
+
+    def greedy(self, ids: list[int], tokens: int) -> list[int]:
+        """The model's own greedy tokens after `ids`, without a cache."""
+        text = list(ids)
+        with torch.no_grad():
+            for _ in range(tokens):
+                logits = self.model(torch.tensor([text]), use_cache=False).logits
+                text.append(int(logits[0, -1].argmax()))
+        return text[len(ids) :]
 
     def generate(self, ids: list[int], tokens: int) -> tuple[list[int], dict[int, int]]:
         """(greedy tokens, first drafts by how many tokens stood before them) of

@@ -148,16 +148,22 @@ def attend(
     scale: float,
     window: int = 0,
     sinks: Floats | None = None,
+    chosen: Sequence[npt.NDArray[np.int64]] | None = None,
 ) -> Doubles:
-    """q (n, heads, d), k (ctx, kv, d), v (ctx, kv, v_dim) -> (n, heads, v_dim)."""
+    """q (n, heads, d), k (ctx, kv, d), v (ctx, kv, v_dim) -> (n, heads, v_dim).
+
+    chosen: for each row the keys that it sees; None: all before it, and its own.
+    """
     n, heads, _ = q.shape
     shared = heads // k.shape[1]
     out = np.zeros((n, heads, v.shape[2]))
     for i in range(n):
         for h in range(heads):
             end = start + i + 1
-            begin = max(0, end - window) if window else 0
-            keys = k[begin:end, h // shared].astype(np.float64)
+            seen = np.arange(max(0, end - window) if window else 0, end)
+            if chosen is not None:
+                seen = chosen[i]
+            keys = k[seen, h // shared].astype(np.float64)
             scores = keys @ q[i, h].astype(np.float64) * scale
             most = scores.max()
             sink = 0.0
@@ -165,8 +171,25 @@ def attend(
                 most = max(most, sinks[h])
                 sink = np.exp(sinks[h] - most)
             weights = np.exp(scores - most)
-            out[i, h] = weights / (weights.sum() + sink) @ v[begin:end, h // shared]
+            out[i, h] = weights / (weights.sum() + sink) @ v[seen, h // shared]
     return out
+
+
+def choose(
+    q: Floats, k: Floats, shares: Floats, start: int, top: int
+) -> list[npt.NDArray[np.int64]]:
+    """q (n, heads, d), k (ctx, d), shares (n, heads) -> ascending positions for each row."""
+    found = []
+    for i, row in enumerate(q.astype(np.float64)):
+        dots = np.maximum(row @ k[: start + i + 1].T.astype(np.float64), 0)
+        scores = shares[i].astype(np.float64) @ dots
+        found.append(np.sort(np.argsort(-scores, kind="stable")[:top]))
+    return found
+
+
+def layer_norm(x: Floats, weight: Floats, bias: Floats, eps: float) -> Doubles:
+    wide = x.astype(np.float64) - x.mean(axis=-1, keepdims=True, dtype=np.float64)
+    return wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + eps) * weight + bias
 
 
 def expert_ffn(

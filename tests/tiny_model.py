@@ -89,6 +89,9 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "rope_theta": 1e6,
     },
+    "qwen3": {"head_dim": 32, "intermediate_size": 96, "num_experts_per_tok": None},
+    "qwen2": {"intermediate_size": 96, "num_experts_per_tok": None, "attention_bias": None},
+    "llama": {"intermediate_size": 96, "num_experts_per_tok": None},
     "olmoe": {"num_experts": 8, "intermediate_size": 48, "norm_topk_prob": False},
     "glm4_moe": {
         "head_dim": 32,
@@ -184,6 +187,13 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.8,
         "rope_theta": 1e6,
     },
+}
+_FAMILIES["glm_moe_dsa"] = {
+    **_FAMILIES["glm4_moe_lite"],
+    "indexer_types": ["full", "shared", "full"],
+    "index_n_heads": 8,  # so many that hardly any score is 0, where all keys would be equal
+    "index_head_dim": 24,
+    "index_topk": 8,
 }
 _FAMILIES["kimi_k2"] = {**_FAMILIES["deepseek_v3"], "n_group": 1, "topk_group": 1}
 _FAMILIES["kimi_k25"] = _FAMILIES["kimi_k2"]

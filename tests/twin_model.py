@@ -21,7 +21,7 @@ from diskmoe.engine.kernels.delta_shape import DeltaShape
 from diskmoe.engine.kernels.ffn_shape import Swiglu
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.families import FAMILIES, Names
-from diskmoe.engine.model.latent_config import LatentShape
+from diskmoe.engine.model.latent_config import IndexerShape, LatentShape
 from diskmoe.experts.formats import quantise, round_to_bf16, widen_bf16
 
 Floats = npt.NDArray[np.float32]
@@ -52,6 +52,9 @@ class Twin:
     dense_format: str = "f32"
     expert_format: str = "f32"
     margin: float = 0.5
+    chosen: list[npt.NDArray[np.int64]] | None = (
+        None  # keys that rows see, of the last layer to say
+    )
 
     @property
     def names(self) -> Names:
@@ -105,7 +108,24 @@ class Twin:
         interleaved = config.rope_layout == "interleaved"
         return naive.rope(x, frequencies, 0, interleaved, magnitude).astype(np.float32)
 
-    def _latent_attention(self, x: Floats, shape: LatentShape, at: str) -> Floats:
+    def _choice(
+        self, x: Floats, latent: Floats, shape: IndexerShape, at: str
+    ) -> list[npt.NDArray[np.int64]]:
+        """The keys that each row sees."""
+        names, dims = self.names, self.config.rope_dims
+
+        def turned(y: Floats) -> Floats:
+            return np.concatenate([self._turned(y[..., :dims]), y[..., dims:]], axis=2)
+
+        q = self._projection(latent, at + names.index_q).reshape(len(x), shape.heads, -1)
+        norm = f"{at}{names.index_k_norm}"
+        weight, bias = self.tensors[f"{norm}.weight"], self.tensors[f"{norm}.bias"]
+        k = naive.layer_norm(self._projection(x, at + names.index_k), weight, bias, 1e-6)
+        k = turned(k[:, None].astype(np.float32))[:, 0]
+        shares = self._linear(x, f"{at}{names.index_shares}.weight", "f32")
+        return naive.choose(turned(q), k, shares, 0, shape.top)
+
+    def _latent_attention(self, x: Floats, shape: LatentShape, at: str, layer: int) -> Floats:
         """Keys are expanded, as published; values are after the mixing, which is where a format
         that quantises its inputs quantises them."""
         names, n, heads = self.names, len(x), self.config.heads
@@ -114,8 +134,10 @@ class Twin:
             return naive.rms_norm(y, self.tensors[at + name], 1e-6).astype(np.float32)
 
         if shape.q_rank:
-            q = normed(self._projection(x, at + names.q_a), names.q_a_norm)
-            q = self._projection(q, at + names.q_b)
+            latent = normed(self._projection(x, at + names.q_a), names.q_a_norm)
+            q = self._projection(latent, at + names.q_b)
+            if self.config.indexer is not None and self.config.chooses(layer):
+                self.chosen = self._choice(x, latent, self.config.indexer, at)
         else:
             q = self._projection(x, at + names.q)
         q = q.reshape(n, heads, -1)
@@ -128,7 +150,8 @@ class Twin:
         keys = np.einsum("nr,hpr->nhp", latents, expanders[:, : shape.plain])
         keys = np.concatenate([keys, np.repeat(turned, heads, axis=1)], axis=2)
         values = np.repeat(latents[:, None], heads, axis=1)
-        mixed = naive.attend(q, keys, values, 0, self.config.attention_scale).astype(np.float32)
+        scale, chosen = self.config.attention_scale, self.chosen
+        mixed = naive.attend(q, keys, values, 0, scale, chosen=chosen).astype(np.float32)
         out = [
             self._product(mixed[:, h], weights[h, shape.plain :], self.dense_format)
             for h in range(heads)
@@ -138,7 +161,7 @@ class Twin:
     def _attention(self, x: Floats, at: str, layer: int) -> Floats:
         config, names = self.config, self.names
         if config.latent is not None:
-            return self._latent_attention(x, config.latent, at)
+            return self._latent_attention(x, config.latent, at, layer)
         if config.delta is not None and layer in config.delta_layers:
             return self._delta(x, config.delta, at)
         heads = {

@@ -15,7 +15,8 @@ them that are whole but may be taken back: a forward computes these again, which
 and moves the state over them. The rows of the forward itself are kept as raw inputs where there is
 room for as many; a prompt's chunk is longer than that and moves the state over all of its rows.
 
-Sums over the key dim go into four vectors (row j of the state into j % 4, by fma), added in pairs.
+Sums over the key dim go into four vectors, those of answers into two (row j of the state into j % 4 or
+j % 2, by fma), which are added in pairs.
 """
 
 from dataclasses import dataclass
@@ -103,8 +104,8 @@ def add_delta(
     part: DeltaPart,
     start: int,  # address of the first row's position, int64
     eps: float,
-    mixed: Rows,  # room for kept + n rows of `channels` f32
-    gates: Rows,  # room for kept + n rows of 2 * value_heads f32
+    mixed: int,  # address of room for (kept + n) * channels f32
+    gates: int,  # address of room for (kept + n) * 2 * value_heads f32
     out: Rows,  # (n, value_heads * value_dim): normed, times silu(z)
 ) -> None:
     """Phases: n rows through the rule; what the layer keeps goes on by the rows before them."""
@@ -119,7 +120,7 @@ def add_delta(
         *inputs.z.words,
         *(address_of_array(vectors.conv), address_of_array(vectors.log)),
         *(address_of_array(vectors.bias), address_of_array(vectors.norm), f32_word(eps)),
-        *(mixed.address, mixed.step, gates.address, gates.step, out.address, out.step),
+        *(mixed, gates, out.address, out.step),
     ]
     rows = part.kept + n
     dim = max(shape.key_dim, shape.value_dim)
@@ -127,8 +128,8 @@ def add_delta(
     tiles = shape.value_width // LANES
     builder.add(DELTA, words, tiles, 64 * (n + 1) * shape.key_dim)
     builder.add(KEEP, words, shape.heads, min(n, part.kept) * dim)
-    builder.add(SETTLE, words, 1, 1)
     builder.add(GATED_NORM, words, n * shape.value_heads, 12 * shape.value_dim)
+    builder.add(SETTLE, words, 1, 1)
     builder.keep(vectors)
 
 
@@ -137,7 +138,7 @@ _KEY_HEADS, _VALUE_HEADS, _KEY_DIM, _VALUE_DIM, _TAPS = 0, 8, 16, 24, 32
 _N, _START, _KEPT, _POSITION, _ROWS, _ROWS_STEP, _STATE = 40, 48, 56, 64, 72, 80, 88
 _Q, _K, _V, _B, _A, _Z = 96, 120, 144, 168, 192, 216
 _CONV, _LOG, _BIAS, _NORM, _EPS = 240, 248, 256, 264, 272
-_MIXED, _MIXED_STEP, _GATES, _GATES_STEP, _OUT, _OUT_STEP = 280, 288, 296, 304, 312, 320
+_MIXED, _GATES, _OUT, _OUT_STEP = 280, 288, 296, 304
 
 
 @inner
@@ -159,6 +160,20 @@ def _settled(args):  # pragma: no cover - compiled
 def _channels(args):  # pragma: no cover - compiled
     keys = word_at(args + _KEY_HEADS) * word_at(args + _KEY_DIM)
     return 2 * keys + word_at(args + _VALUE_HEADS) * word_at(args + _VALUE_DIM)
+
+
+@inner
+def _mixed(args, channel, dims, row):  # pragma: no cover - compiled
+    """Address of a head's numbers of a row: heads lie one after another, each with all its rows."""
+    rows = word_at(args + _KEPT) + word_at(args + _N)
+    return word_at(args + _MIXED) + (channel * rows + row * dims) * 4
+
+
+@inner
+def _gates(args, head, row):  # pragma: no cover - compiled
+    """Address of fade and step of a value head of a row."""
+    rows = word_at(args + _KEPT) + word_at(args + _N)
+    return word_at(args + _GATES) + (head * rows + row) * 8
 
 
 @inner
@@ -227,7 +242,7 @@ def _rates(args, row, head, group, inside):  # pragma: no cover - compiled
     a = f32_at(_raw(args, index, kept + heads * 4, args + _A, group, inside * 4))
     rate = exp(f32_at(word_at(args + _LOG) + head * 4))
     speed = _softplus(a + f32_at(word_at(args + _BIAS) + head * 4))
-    gates = word_at(args + _GATES) + row * word_at(args + _GATES_STEP) + head * 8
+    gates = _gates(args, head, row)
     store_one(gates, exp(-(rate * speed)))
     store_one(gates + 4, sigmoid(b))
 
@@ -246,29 +261,29 @@ def _mix(args, begin, end):  # pragma: no cover - compiled
     for item in range(begin, end):
         row = item // heads
         head = item % heads
-        out = word_at(args + _MIXED) + row * word_at(args + _MIXED_STEP)
         if row >= rows or (row < pending and head < key_heads):
             continue  # nobody asks for it
         if head < 2 * key_heads:
             group = head % key_heads
             part = args + (_Q if head < key_heads else _K)
             channel = head * key_dim
-            _convolve(args, row, channel, key_dim, part, group, 0, out + channel * 4)
-            _unit(out + channel * 4, key_dim, scale if head < key_heads else np.float32(1.0))
+            out = _mixed(args, channel, key_dim, row)
+            _convolve(args, row, channel, key_dim, part, group, 0, out)
+            _unit(out, key_dim, scale if head < key_heads else np.float32(1.0))
         else:
             head -= 2 * key_heads
             group = head // shared
             inside = head % shared
             channel = 2 * key_heads * key_dim + head * value_dim
             offset = inside * value_dim * 4
-            _convolve(args, row, channel, value_dim, args + _V, group, offset, out + channel * 4)
+            out = _mixed(args, channel, value_dim, row)
+            _convolve(args, row, channel, value_dim, args + _V, group, offset, out)
             _rates(args, row, head, group, inside)
 
 
 @inner
-def _one_row(state, key_dim, q, k, v, gates, out):  # pragma: no cover - compiled
-    """A tile (key dim, 16) of a state goes over one row; what it is asked -> out, unless 0."""
-    fade = splat_at(gates)
+def _change(state, key_dim, k, v, gates):  # pragma: no cover - compiled
+    """By what a tile (key dim, 16) of a state, faded, is wrong about v when it is asked for k."""
     a0 = splat(np.float32(0.0))
     a1 = splat(np.float32(0.0))
     a2 = splat(np.float32(0.0))
@@ -278,28 +293,36 @@ def _one_row(state, key_dim, q, k, v, gates, out):  # pragma: no cover - compile
         a1 = fma(load_f32(state + j * 64 + 64), splat_at(k + j * 4 + 4), a1)
         a2 = fma(load_f32(state + j * 64 + 128), splat_at(k + j * 4 + 8), a2)
         a3 = fma(load_f32(state + j * 64 + 192), splat_at(k + j * 4 + 12), a3)
-    said = mul(add(add(a0, a1), add(a2, a3)), fade)
-    change = mul(fma(said, splat(np.float32(-1.0)), load_f32(v)), splat_at(gates + 4))
+    said = mul(add(add(a0, a1), add(a2, a3)), splat_at(gates))
+    return mul(fma(said, splat(np.float32(-1.0)), load_f32(v)), splat_at(gates + 4))
+
+
+@inner
+def _go_on(state, key_dim, k, v, gates):  # pragma: no cover - compiled
+    """A tile goes over one row."""
+    change = _change(state, key_dim, k, v, gates)
+    fade = splat_at(gates)
+    for j in range(key_dim):
+        at = state + j * 64
+        store_f32(at, fma(splat_at(k + j * 4), change, mul(load_f32(at), fade)))
+
+
+@inner
+def _go_on_and_ask(state, key_dim, q, k, v, gates):  # pragma: no cover - compiled
+    """The same, and what the tile answers to q goes to where v was."""
+    change = _change(state, key_dim, k, v, gates)
+    fade = splat_at(gates)
     a0 = splat(np.float32(0.0))
     a1 = splat(np.float32(0.0))
-    a2 = splat(np.float32(0.0))
-    a3 = splat(np.float32(0.0))
-    for j in range(0, key_dim, 4):
-        s0 = fma(splat_at(k + j * 4), change, mul(load_f32(state + j * 64), fade))
-        s1 = fma(splat_at(k + j * 4 + 4), change, mul(load_f32(state + j * 64 + 64), fade))
-        s2 = fma(splat_at(k + j * 4 + 8), change, mul(load_f32(state + j * 64 + 128), fade))
-        s3 = fma(splat_at(k + j * 4 + 12), change, mul(load_f32(state + j * 64 + 192), fade))
-        store_f32(state + j * 64, s0)
-        store_f32(state + j * 64 + 64, s1)
-        store_f32(state + j * 64 + 128, s2)
-        store_f32(state + j * 64 + 192, s3)
-        if out != 0:
-            a0 = fma(s0, splat_at(q + j * 4), a0)
-            a1 = fma(s1, splat_at(q + j * 4 + 4), a1)
-            a2 = fma(s2, splat_at(q + j * 4 + 8), a2)
-            a3 = fma(s3, splat_at(q + j * 4 + 12), a3)
-    if out != 0:
-        store_f32(out, add(add(a0, a1), add(a2, a3)))
+    for j in range(0, key_dim, 2):
+        at = state + j * 64
+        s0 = fma(splat_at(k + j * 4), change, mul(load_f32(at), fade))
+        s1 = fma(splat_at(k + j * 4 + 4), change, mul(load_f32(at + 64), fade))
+        store_f32(at, s0)
+        store_f32(at + 64, s1)
+        a0 = fma(s0, splat_at(q + j * 4), a0)
+        a1 = fma(s1, splat_at(q + j * 4 + 4), a1)
+    store_f32(v, add(a0, a1))
 
 
 def _delta(args, begin, end):  # pragma: no cover - compiled
@@ -320,17 +343,19 @@ def _delta(args, begin, end):  # pragma: no cover - compiled
         state = word_at(args + _STATE) + item * key_dim * 64
         for j in range(key_dim):
             store_f32(work + j * 64, load_f32(state + j * 64))
-        q = head // shared * key_dim
-        k = q + key_heads * key_dim
-        v = 2 * key_heads * key_dim + head * value_dim + column
+        q = _mixed(args, head // shared * key_dim, key_dim, 0)
+        k = _mixed(args, (key_heads + head // shared) * key_dim, key_dim, 0)
+        v = _mixed(args, 2 * key_heads * key_dim + head * value_dim, value_dim, 0) + column * 4
+        gates = _gates(args, head, 0)
         for row in range(rows):
-            mixed = word_at(args + _MIXED) + row * word_at(args + _MIXED_STEP)
-            gates = word_at(args + _GATES) + row * word_at(args + _GATES_STEP) + head * 8
-            out = np.int64(0)
-            if row >= pending:
-                out = word_at(args + _OUT) + (row - pending) * word_at(args + _OUT_STEP)
-                out += (head * value_dim + column) * 4
-            _one_row(work, key_dim, mixed + q * 4, mixed + k * 4, mixed + v * 4, gates, out)
+            if row < pending:
+                _go_on(work, key_dim, k, v, gates)
+            else:
+                _go_on_and_ask(work, key_dim, q, k, v, gates)
+            q += key_dim * 4
+            k += key_dim * 4
+            v += value_dim * 4
+            gates += 8
             if row + 1 == settled:
                 for j in range(key_dim):
                     store_f32(state + j * 64, load_f32(work + j * 64))
@@ -384,16 +409,19 @@ def _gated_norm(args, begin, end):  # pragma: no cover - compiled
     heads = word_at(args + _VALUE_HEADS)
     dims = word_at(args + _VALUE_DIM)
     shared = heads // word_at(args + _KEY_HEADS)
+    keys = 2 * word_at(args + _KEY_HEADS) * word_at(args + _KEY_DIM)
+    pending = _pending(args)
     z_step = word_at(args + _Z + 8)
     for item in range(begin, end):
         row = item // heads
         head = item % heads
-        x = word_at(args + _OUT) + row * word_at(args + _OUT_STEP) + head * dims * 4
+        x = _mixed(args, keys + head * dims, dims, pending + row)
+        y = word_at(args + _OUT) + row * word_at(args + _OUT_STEP) + head * dims * 4
         z = word_at(args + _Z) + row * z_step + head // shared * word_at(args + _Z + 16)
         z += head % shared * dims * 4
-        norm_row(x, word_at(args + _NORM), dims, f32_at(args + _EPS), x)
+        norm_row(x, word_at(args + _NORM), dims, f32_at(args + _EPS), y)
         for c in range(0, dims, 16):
-            store_f32(x + c * 4, mul(load_f32(x + c * 4), silu(load_f32(z + c * 4))))
+            store_f32(y + c * 4, mul(load_f32(y + c * 4), silu(load_f32(z + c * 4))))
 
 
 MIX = Phase(_mix)

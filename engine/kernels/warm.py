@@ -12,11 +12,13 @@ from functools import partial
 import numpy as np
 
 from diskmoe.engine.kernels.attention import ATTEND
+from diskmoe.engine.kernels.attention_chosen import ATTEND_CHOSEN
 from diskmoe.engine.kernels.basic import NORM, rms_norm, rope_tables
 from diskmoe.engine.kernels.delta import DELTA, GATED_NORM, KEEP, MIX, SETTLE
 from diskmoe.engine.kernels.experts import COMBINE, DOWN, GATE_UP, expert_ffn
 from diskmoe.engine.kernels.gates import OPEN, SPLIT, SWITCH
 from diskmoe.engine.kernels.heads import HEADS
+from diskmoe.engine.kernels.indexer import CHOOSE, INDEX_HEADS, INDEX_SCORES
 from diskmoe.engine.kernels.latent import FOLD, KEEP_LATENTS, TURN_QUERIES, UNFOLD
 from diskmoe.engine.kernels.matmul import MULTIPLY, PREPARE, Matrix, matmul, take_rows
 from diskmoe.engine.kernels.products import tile_kernel
@@ -28,6 +30,7 @@ from diskmoe.experts.tiles import matrix_layout, record_layout
 # in falling order of cost, so that two processes end at about the same time
 PHASES = (ATTEND, HEADS, ROUTE, PREPARE, GATE_UP, DOWN, MULTIPLY, COMBINE, NORM)
 LATENT_PHASES = (FOLD, KEEP_LATENTS, UNFOLD, TURN_QUERIES)
+INDEX_PHASES = (ATTEND_CHOSEN, INDEX_SCORES, INDEX_HEADS, CHOOSE)
 DELTA_PHASES = (DELTA, MIX, KEEP, GATED_NORM, SETTLE, OPEN, SWITCH, SPLIT)
 
 
@@ -47,7 +50,7 @@ def kernel_items(formats: Sequence[str]) -> list[WarmItem]:
     return [
         *(
             WarmItem(phase.name, partial(_ready_phase, phase))
-            for phase in (*PHASES, *LATENT_PHASES, *DELTA_PHASES)
+            for phase in (*PHASES, *LATENT_PHASES, *INDEX_PHASES, *DELTA_PHASES)
         ),
         *(WarmItem(f"products {fmt}", partial(_ready_tiles, fmt)) for fmt in formats),
         WarmItem("embedding", partial(_take_rows, formats[0])),

@@ -18,8 +18,8 @@ from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.latent import add_latent_attention, latent_scratch_bytes
 from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes
+from diskmoe.engine.model.roles import AttentionWeights, LatentWeights
 from diskmoe.engine.model.rope import rope_frequencies
-from diskmoe.engine.model.weights import AttentionWeights, LatentWeights
 
 
 class Attention:
@@ -132,7 +132,7 @@ def attention_scratch_bytes(
     """Bytes of rope tables and working arrays for chunks of up to ``n`` rows."""
     tables = 4 * positions * config.rope_dims
     if config.latent is not None:
-        return tables + latent_scratch_bytes(config, n, formats)
+        return tables + latent_scratch_bytes(config, n, positions, formats)
     kinds = [KIND[name] for name in formats]
     rows = padded(config.q_outputs) + padded(config.q_width) + 2 * padded(config.kv_width)
     if config.q_gate:

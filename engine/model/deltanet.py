@@ -11,7 +11,7 @@ from diskmoe.engine.kernels.program import Rows, address_of_array
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes
-from diskmoe.engine.model.weights import DeltaWeights
+from diskmoe.engine.model.roles import DeltaWeights
 
 
 class DeltaNet:
@@ -58,8 +58,8 @@ class DeltaNet:
             part,
             address_of_array(self._start),
             config.norm_epsilon,
-            builder.rows("delta.mixed", shape.channels, part.kept + n),
-            builder.rows("delta.gates", 2 * shape.value_heads, part.kept + n),
+            builder.rows("delta.mixed", shape.channels, part.kept + n).address,
+            builder.rows("delta.gates", 2 * shape.value_heads, part.kept + n).address,
             out,
         )
         kind = weights.out.kind

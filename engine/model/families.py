@@ -18,7 +18,7 @@ QkNorm = Literal["none", "per_head", "full_vector"]
 RopeLayout = Literal["half", "interleaved"]
 Score = Literal["softmax", "sigmoid"]
 GroupScore = Literal["top2", "max"]
-DenseRule = Literal["none", "first_k", "listed", "sparse_step"]
+DenseRule = Literal["none", "first_k", "listed", "sparse_step", "all"]
 MtpLayout = Literal["none", "extra_layer", "own_layers"]
 WindowRule = Literal["none", "listed", "all"]
 
@@ -60,6 +60,10 @@ class Names:
     kv_a: str = "self_attn.kv_a_proj_with_mqa"  # down to the latent of keys and values,
     kv_a_norm: str = "self_attn.kv_a_layernorm.weight"
     kv_b: str = "self_attn.kv_b_proj"  # up to theirs
+    index_q: str = "self_attn.indexer.wq_b"  # of the choice of keys
+    index_k: str = "self_attn.indexer.wk"
+    index_k_norm: str = "self_attn.indexer.k_norm"
+    index_shares: str = "self_attn.indexer.weights_proj"
     router: str = "mlp.gate.weight"
     router_bias: str = "mlp.gate.bias"
     correction_bias: str = "mlp.gate.e_score_correction_bias"
@@ -110,6 +114,7 @@ class Family:
     multipliers: bool = False  # of embedding, residual and attention; logits_scaling divides
     # attention
     latent: bool = False  # keys and values are made of one latent (MLA)
+    indexer: bool = False  # which keys a row attends to is chosen, by some layers (DSA)
     qk_norm: QkNorm = "none"  # RMS norm of queries and keys, before rope
     qk_norm_key: str | None = None  # the switch that turns it on (None: always on)
     bias_key: str = "attention_bias"  # the switch of biases of q, k and v
@@ -357,6 +362,37 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             dense_rule="listed",
             first_dense_default=1,
             norm_epsilon_default=1e-5,
+        ),
+        "glm_moe_dsa": replace(
+            _DEEPSEEK_V3,
+            fixed=(
+                *_DEEPSEEK_V3.fixed,
+                ("rope_interleave", True),
+                ("indexer_rope_interleave", True),
+                ("mlp_bias", False),
+            ),
+            indexer=True,
+            rope_layout_key=None,
+            groups_default=(1, 1),
+            dense_rule="listed",
+            norm_epsilon_default=1e-5,
+        ),
+        # without experts: small models that draft for others of their vocabulary
+        "qwen3": Family(
+            qk_norm="per_head",
+            output_bias=True,
+            window_key="use_sliding_window",
+            dense_rule="all",
+        ),
+        "qwen2": Family(
+            bias_default=True,
+            window_key="use_sliding_window",
+            dense_rule="all",
+        ),
+        "llama": Family(
+            fixed=(("mlp_bias", False),),
+            output_bias=True,
+            dense_rule="all",
         ),
     }
 )

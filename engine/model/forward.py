@@ -27,8 +27,9 @@ from diskmoe.engine.model.kvcache import KEPT_ROWS, KvCache
 from diskmoe.engine.model.lookahead import LookAhead, Recall
 from diskmoe.engine.model.moe import Choose, FeedForward, Record, feed_forward_scratch_bytes
 from diskmoe.engine.model.phases import RowBuilder, padded
+from diskmoe.engine.model.roles import DeltaWeights, LayerWeights
 from diskmoe.engine.model.scratch import Floats, Scratch
-from diskmoe.engine.model.weights import DeltaWeights, DenseWeights, LayerWeights
+from diskmoe.engine.model.weights import DenseWeights
 from diskmoe.experts.store import ExpertStore, StoreCounters
 from diskmoe.experts.tiles import RecordLayout
 

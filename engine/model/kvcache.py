@@ -56,11 +56,15 @@ class KvCache:
         self.capacity = capacity
         self.kv_format = kv_format
         self.kind = KV_KIND[kv_format]
-        self._parts = config.cached_parts
-        number, scales = _head_bytes(config, kv_format)
-        heads = self._parts * len(attention), config.kv_heads  # keys, then values, of each layer
-        self._numbers = _room(*heads, capacity, number)
-        self._scales = _room(*heads, capacity, scales)
+        self._parts = config.cached_parts  # keys, then values, of each layer
+        count = self._parts * len(attention)
+        self._kv = _Positions(count, config.kv_heads, capacity, config.cached_dims, kv_format)
+        self._index_keys: _Positions | None = None
+        choosing = _choosing(config, capacity) if layers is None else []
+        self._choosing = {layer: i for i, layer in enumerate(choosing)}
+        if config.indexer is not None and choosing:
+            dims = config.indexer.dims
+            self._index_keys = _Positions(len(choosing), 1, capacity, dims, kv_format)
         self._length = 0
 
     @property
@@ -75,8 +79,13 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
-        states = 0 if self.states is None else self.states.nbytes
-        return self._numbers.nbytes + self._scales.nbytes + states
+        parts = (self._kv, self._index_keys, self.states)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def indexed(self) -> bool:
+        """Whether it holds more positions than rows choose from, so that keys are chosen."""
+        return self._index_keys is not None
 
     def parts(self, layer: int) -> tuple[CachePart, CachePart]:
         """Where the keys and the values of a layer are; they live as long as the cache.
@@ -84,23 +93,18 @@ class KvCache:
         Of latent attention it is the same place: a latent is what keys and values are made of.
         """
         first = self._parts * self._index[layer]
-        return self._part(first), self._part(first + self._parts - 1)
+        return self._kv.part(first), self._kv.part(first + self._parts - 1)
+
+    def index_keys(self, layer: int) -> CachePart | None:
+        """Where the keys are that a layer chooses by; None for a layer that chooses none."""
+        if self._index_keys is None or layer not in self._choosing:
+            return None
+        return self._index_keys.part(self._choosing[layer])
 
     def state(self, layer: int) -> DeltaPart:
         """Where the state of a layer with a delta rule is."""
         assert self.states is not None
         return self.states.part(self._index[layer])
-
-    def _part(self, index: int) -> CachePart:
-        numbers, scales = self._numbers[index], self._scales[index]
-        return CachePart(
-            numbers.ctypes.data,
-            numbers.strides[1],
-            numbers.strides[0],
-            scales.ctypes.data,
-            scales.strides[1],
-            scales.strides[0],
-        )
 
     def check_room(self, n: int) -> None:
         """BadRequest when ``n`` more rows do not fit."""
@@ -155,14 +159,53 @@ def kv_cache_bytes(
     states = len(config.delta_layers) if layers is None else 0
     count = config.layers - states if layers is None else layers
     heads = config.cached_parts * config.kv_heads
-    nbytes = count * capacity * heads * sum(_head_bytes(config, kv_format))
+    nbytes = count * heads * _position_bytes(config.cached_dims, kv_format)
+    if config.indexer is not None and layers is None:
+        choosing = len(_choosing(config, capacity))
+        nbytes += choosing * _position_bytes(config.indexer.dims, kv_format)
+    nbytes *= capacity
     return nbytes + (delta_state_bytes(config.delta, states, kept) if config.delta else 0)
 
 
-def _head_bytes(config: ModelConfig, kv_format: str) -> tuple[int, int]:
+def _choosing(config: ModelConfig, capacity: int) -> list[int]:
+    """Layers that choose keys, where there will ever be more than are chosen."""
+    if config.indexer is None or capacity <= config.indexer.top:
+        return []
+    return [layer for layer, full in enumerate(config.indexer.full) if full]
+
+
+class _Positions:
+    """Numbers of so many positions, for the heads of each of so many parts."""
+
+    def __init__(self, parts: int, heads: int, capacity: int, dims: int, kv_format: str) -> None:
+        numbers, scales = _head_bytes(dims, kv_format)
+        self._numbers = _room(parts, heads, capacity, numbers)
+        self._scales = _room(parts, heads, capacity, scales)
+
+    @property
+    def nbytes(self) -> int:
+        return self._numbers.nbytes + self._scales.nbytes
+
+    def part(self, index: int) -> CachePart:
+        numbers, scales = self._numbers[index], self._scales[index]
+        return CachePart(
+            numbers.ctypes.data,
+            numbers.strides[1],
+            numbers.strides[0],
+            scales.ctypes.data,
+            scales.strides[1],
+            scales.strides[0],
+        )
+
+
+def _position_bytes(dims: int, kv_format: str) -> int:
+    return sum(_head_bytes(dims, kv_format))
+
+
+def _head_bytes(dims: int, kv_format: str) -> tuple[int, int]:
     """Bytes of one head of one position in one part: numbers, scales."""
-    scales = -(-config.cached_dims // _GROUP) * 4 if kv_format == "q8" else 0
-    return config.cached_dims * _NUMBER_BYTES[kv_format], scales
+    scales = -(-dims // _GROUP) * 4 if kv_format == "q8" else 0
+    return dims * _NUMBER_BYTES[kv_format], scales
 
 
 def _room(*shape: int) -> npt.NDArray[np.uint8]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from diskmoe.engine.kernels.attention import AttendShape, add_attend
+from diskmoe.engine.kernels.attention_chosen import add_attend_chosen
 from diskmoe.engine.kernels.basic import add_norm
 from diskmoe.engine.kernels.latent import (
     PIECE,
@@ -14,14 +15,21 @@ from diskmoe.engine.kernels.latent import (
     add_keep_latents,
     add_unfold,
 )
-from diskmoe.engine.kernels.matmul import Product, add_preparation, add_products
+from diskmoe.engine.kernels.matmul import Matrix, Product, add_preparation, add_products
 from diskmoe.engine.kernels.products import KIND, is_integer
 from diskmoe.engine.kernels.program import Rows, address_of_array, rows_of
 from diskmoe.engine.model.config import ModelConfig
+from diskmoe.engine.model.indexer import (
+    add_choice_of_keys,
+    add_index,
+    index_lists,
+    index_projections,
+    index_scratch_bytes,
+)
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes, prepared_rows
-from diskmoe.engine.model.weights import LatentWeights
+from diskmoe.engine.model.roles import IndexerWeights, LatentWeights, Projection
 
 NORM_EPSILON = 1e-6  # of the norms of latents, whatever the model's other norms have
 
@@ -40,7 +48,8 @@ def add_latent_attention(
     """Phases: y += attention of rows at positions start.. over all earlier ones and themselves."""
     shape, n = _shape(config), builder.n
     heads = LatentHeads(config.heads, shape.plain, shape.turning, shape.rank, shape.value)
-    q = _add_projections(builder, config, x, weights)
+    indexer = weights.indexer if kv.index_keys(kv_layer) is not None else None
+    q = _add_projections(builder, config, x, weights, indexer)
     keys, _ = kv.parts(kv_layer)
     starts = np.zeros(-(-n // PIECE), np.int64)
     add_keep_latents(
@@ -55,18 +64,26 @@ def add_latent_attention(
         keys,
         address_of_array(starts),
     )
+    if indexer is not None:
+        add_index(builder, config, indexer, turning, kv, kv_layer)
     values = builder.rows("latent.values", config.heads * shape.value)
     for first in range(0, n, PIECE):
+        count = min(PIECE, n - first)
+        here = replace(turning, start=address_of_array(starts[first // PIECE :]))
+        if indexer is not None:
+            add_choice_of_keys(builder, config, first, count, here.start, kv, kv_layer)
+        lists = index_lists(builder, config).from_row(first) if kv.indexed else None
         _add_piece(
             builder,
             config,
             heads,
-            min(PIECE, n - first),
+            count,
             q.from_row(first),
-            weights,
-            replace(turning, start=address_of_array(starts[first // PIECE :])),
+            weights.kv_b,
+            here,
             kv,
             kv_layer,
+            lists,
             values.from_row(first),
             threads,
         )
@@ -78,28 +95,42 @@ def add_latent_attention(
 
 
 def _add_projections(
-    builder: RowBuilder, config: ModelConfig, x: Rows, weights: LatentWeights
+    builder: RowBuilder,
+    config: ModelConfig,
+    x: Rows,
+    weights: LatentWeights,
+    indexer: IndexerWeights | None,
 ) -> Rows:
-    """Phases for queries, which are returned, and for latents, to the rows "latent.kv"."""
-    shape, n = _shape(config), builder.n
+    """Phases for queries, which are returned, for latents, to the rows "latent.kv", and for what
+    an indexer wants."""
+    shape = _shape(config)
     q = builder.rows("latent.q", config.q_width)
-    first, out = weights.q, q
-    if weights.q_a is not None:
-        first, out = weights.q_a, builder.rows("latent.q_a", shape.q_rank)
-    parts = ((first, out), (weights.kv_a, builder.rows("latent.kv", shape.width)))
-    kinds = [projection.matrix.kind for projection, _ in parts]
-    inputs = builder.prepared("attention.x", x, config.hidden, kinds)
-    add_products(
-        builder,
-        [Product(p.matrix, inputs[p.matrix.kind], to, p.bias_address) for p, to in parts],
-        n,
-    )
-    if weights.q_a_norm is not None:
-        add_norm(builder, n, out, weights.q_a_norm, NORM_EPSILON, out)
-        kind = weights.q.matrix.kind
-        inputs = builder.prepared("latent.q_a", out, shape.q_rank, [kind])
-        add_products(builder, [Product(weights.q.matrix, inputs[kind], q)], n)
+    of_state = [(weights.kv_a, builder.rows("latent.kv", shape.width))]
+    of_latent = [(weights.q, q)]
+    if indexer is not None:
+        more_of_state, more_of_latent = index_projections(builder, config, indexer)
+        of_state += more_of_state
+        of_latent += more_of_latent
+    if weights.q_a is None or weights.q_a_norm is None:
+        _project(builder, "attention.x", x, config.hidden, of_state + of_latent)
+        return q
+    latent = builder.rows("latent.q_a", shape.q_rank)
+    _project(builder, "attention.x", x, config.hidden, [(weights.q_a, latent), *of_state])
+    add_norm(builder, builder.n, latent, weights.q_a_norm, NORM_EPSILON, latent)
+    _project(builder, "latent.q_a", latent, shape.q_rank, of_latent)
     return q
+
+
+def _project(
+    builder: RowBuilder, name: str, x: Rows, cols: int, parts: list[tuple[Projection, Rows]]
+) -> None:
+    """Phases: all rows of x through each of these projections."""
+    inputs = builder.prepared(name, x, cols, [projection.matrix.kind for projection, _ in parts])
+    products = [
+        Product(projection.matrix, inputs[projection.matrix.kind], to, projection.bias_address)
+        for projection, to in parts
+    ]
+    add_products(builder, products, builder.n)
 
 
 def _add_piece(
@@ -108,10 +139,11 @@ def _add_piece(
     heads: LatentHeads,
     n: int,
     q: Rows,
-    weights: LatentWeights,
+    matrix: Matrix,
     turning: Turning,
     kv: KvCache,
     kv_layer: int,
+    lists: Rows | None,  # of the keys that the rows see; None: all
     values: Rows,
     threads: int,
 ) -> None:
@@ -119,27 +151,24 @@ def _add_piece(
     scratch, most = builder.scratch, min(builder.n, PIECE)
     folded = rows_of(scratch.take("latent.folded", most, heads.heads * heads.width))
     mixed = rows_of(scratch.take("latent.mixed", most * heads.heads, heads.rank))
-    add_fold(builder, n, heads, q, weights.kv_b, turning, folded)
+    add_fold(builder, n, heads, q, matrix, turning, folded)
     keys, same = kv.parts(kv_layer)
-    add_attend(
-        builder,
-        n,
-        AttendShape(heads.heads, 1, heads.width, heads.rank),
-        folded,
-        kv.kind,
-        keys,
-        same,
-        turning.start,
-        config.attention_scale,
-        Rows(mixed.address, mixed.step * heads.heads),
-        threads,
-    )
-    kind = weights.kv_b.kind
-    if is_integer(kind):
-        name = f"latent.mixed for {kind}"
-        room = prepared_rows(scratch, name, most * heads.heads, heads.rank, kind)
-        mixed = add_preparation(builder, n * heads.heads, heads.rank, kind, mixed, room)
-    add_unfold(builder, n, heads, weights.kv_b, mixed, values)
+    shape = AttendShape(heads.heads, 1, heads.width, heads.rank)
+    out = Rows(mixed.address, mixed.step * heads.heads)
+    start, scale = turning.start, config.attention_scale
+    if lists is None:
+        add_attend(builder, n, shape, folded, kv.kind, keys, same, start, scale, out, threads)
+    else:
+        assert config.indexer is not None
+        top = config.indexer.top
+        add_attend_chosen(
+            builder, n, shape, folded, kv.kind, keys, start, scale, top, lists, out, threads
+        )
+    if is_integer(matrix.kind):
+        name = f"latent.mixed for {matrix.kind}"
+        room = prepared_rows(scratch, name, most * heads.heads, heads.rank, matrix.kind)
+        mixed = add_preparation(builder, n * heads.heads, heads.rank, matrix.kind, mixed, room)
+    add_unfold(builder, n, heads, matrix, mixed, values)
 
 
 def _shape(config: ModelConfig) -> LatentShape:
@@ -147,7 +176,9 @@ def _shape(config: ModelConfig) -> LatentShape:
     return config.latent
 
 
-def latent_scratch_bytes(config: ModelConfig, n: int, formats: frozenset[str]) -> int:
+def latent_scratch_bytes(
+    config: ModelConfig, n: int, positions: int, formats: frozenset[str]
+) -> int:
     """Bytes of working arrays for chunks of up to ``n`` rows."""
     shape, heads, piece = _shape(config), config.heads, min(n, PIECE)
     kinds = [KIND[name] for name in formats]
@@ -157,4 +188,4 @@ def latent_scratch_bytes(config: ModelConfig, n: int, formats: frozenset[str]) -
     prepared = preparation_bytes(piece * heads, shape.rank, kinds)
     for cols in (config.hidden, shape.q_rank, values):
         prepared += preparation_bytes(n, cols, kinds)
-    return 4 * floats + prepared
+    return 4 * floats + prepared + index_scratch_bytes(config, n, positions)

@@ -1,4 +1,4 @@
-"""What a config.json says about latent attention (MLA): the sizes of its projections.
+"""What a config.json says about latent attention (MLA), and about choosing keys for it (DSA).
 
 Keys and values of all heads are made of one latent vector per position, which is all that is cached
 beside one small key that carries the position. The rule of this file: heads begin at whole tiles of
@@ -7,7 +7,15 @@ the matrix that expands the latent, so that the kernels find them; other sizes a
 
 from dataclasses import dataclass
 
-from diskmoe.engine.model.fields import MAX_HEAD_DIM, MAX_HEADS, MAX_HIDDEN, MAX_WIDTH, Fields
+from diskmoe.engine.model.fields import (
+    MAX_CONTEXT,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Fields,
+)
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.tiles import TILE
 
@@ -31,6 +39,18 @@ class LatentShape:
     def head_rows(self) -> int:
         """Rows of a head in the matrix that expands the latent: of its key, then of its value."""
         return self.plain + self.value
+
+
+@dataclass(frozen=True)
+class IndexerShape:
+    """How the keys that a row attends to are chosen (DeepSeek sparse attention)."""
+
+    heads: int
+    dims: int  # of its queries and its one key; the first ones turn, as many as of latent attention
+    top: int  # keys that are chosen, where a row could see more
+    full: tuple[
+        bool, ...
+    ]  # by layer: it chooses; else it takes what the last layer before it chose
 
 
 def read_latent(f: Fields, heads: int) -> LatentShape:
@@ -57,3 +77,31 @@ def _whole_tiles(f: Fields, key: str) -> int:
     if dims % TILE:
         raise f.wrong(key, dims, f"a multiple of {TILE}")
     return dims
+
+
+def read_indexer(f: Fields, latent: LatentShape, layers: int) -> IndexerShape:
+    if not latent.q_rank:
+        raise f.wrong("q_lora_rank", None, "a whole number: the indexer takes its queries from it")
+    heads = f.integer("index_n_heads", 1, MAX_HEADS, 32)
+    dims = f.integer("index_head_dim", latent.turning, MAX_HEAD_DIM, 128)
+    if heads * dims > MAX_WIDTH:
+        raise f.wrong("index_n_heads", heads, f"heads x index_head_dim up to {MAX_WIDTH}")
+    top = f.integer("index_topk", 1, MAX_CONTEXT, 2048)
+    return IndexerShape(heads, dims, top, _full_layers(f, layers))
+
+
+def _full_layers(f: Fields, layers: int) -> tuple[bool, ...]:
+    """By layer: does it choose keys itself? A list, a pattern of letters, or every so many layers."""
+    key, listed = f.find(("indexer_types", "index_topk_pattern"))
+    if listed is None:
+        every = max(1, f.integer("index_topk_freq", 0, MAX_LAYERS, 1))
+        skipped = f.integer("index_skip_topk_offset", 0, MAX_LAYERS, 2)
+        return tuple(max(layer - skipped + 1, 0) % every == 0 for layer in range(layers))
+    kinds = {"F": True, "S": False} if isinstance(listed, str) else {"full": True, "shared": False}
+    if not isinstance(listed, str | list) or any(kind not in kinds for kind in listed):
+        raise f.wrong(key, listed, "a list of full or shared, or letters F and S")
+    if len(listed) != layers:
+        raise f.wrong(key, listed, f"as many as there are layers, {layers}")
+    if not kinds[listed[0]]:
+        raise f.wrong(key, listed, "a first layer that is full")
+    return tuple(kinds[kind] for kind in listed)

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from diskmoe.engine.kernels.program import Rows, address_of_array
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.phases import RowBuilder
+from diskmoe.engine.model.roles import LayerWeights
 from diskmoe.engine.model.router import add_choice
-from diskmoe.engine.model.weights import LayerWeights
 
 Ints = npt.NDArray[np.int32]
 MOST_ROWS = 8  # of a forward that is looked ahead for; a prompt's chunk wants nearly all experts

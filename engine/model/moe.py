@@ -26,10 +26,10 @@ from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.lookahead import LookAhead
 from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes
+from diskmoe.engine.model.roles import FfnWeights, LayerWeights
 from diskmoe.engine.model.router import add_choice
 from diskmoe.engine.model.scratch import Floats, Scratch
 from diskmoe.engine.model.union import Union
-from diskmoe.engine.model.weights import FfnWeights, LayerWeights
 from diskmoe.experts.slots import most_recent_first
 from diskmoe.experts.store import ExpertStore, StoreCounters
 from diskmoe.experts.tiles import RecordLayout

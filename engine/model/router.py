@@ -5,7 +5,7 @@ from diskmoe.engine.kernels.program import Rows, address_of_array
 from diskmoe.engine.kernels.route import RouteRule, add_route
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.phases import RowBuilder
-from diskmoe.engine.model.weights import RouterWeights
+from diskmoe.engine.model.roles import RouterWeights
 
 
 def route_rule(config: ModelConfig) -> RouteRule:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from diskmoe.engine.kernels.delta_shape import DeltaShape
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.families import FAMILIES, Names
-from diskmoe.engine.model.latent_config import LatentShape
+from diskmoe.engine.model.latent_config import IndexerShape, LatentShape
 from diskmoe.experts.checkpoint import (
     DenseTensor,
     ExpertForm,
@@ -160,6 +160,16 @@ def _latent_attention(
     yield from _projection(at + names.o, hidden, heads * shape.value, config.output_bias)
 
 
+def _indexer(
+    hidden: int, shape: IndexerShape, q_rank: int, names: Names, at: str
+) -> Iterator[DenseTensor]:
+    yield from _projection(at + names.index_q, shape.heads * shape.dims, q_rank)
+    yield from _projection(at + names.index_k, shape.dims, hidden)
+    yield _plain(f"{at}{names.index_k_norm}.weight", shape.dims)
+    yield _plain(f"{at}{names.index_k_norm}.bias", shape.dims)
+    yield _plain(f"{at}{names.index_shares}.weight", shape.heads, hidden)
+
+
 def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator[DenseTensor]:
     at = names.at(layer, config.layers)
     hidden = config.hidden
@@ -169,6 +179,8 @@ def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator
         yield from _delta(config.delta, hidden, names, at)
     elif config.latent is not None:
         yield from _latent_attention(config, config.latent, names, at)
+        if config.indexer is not None and config.chooses(layer):
+            yield from _indexer(hidden, config.indexer, config.latent.q_rank, names, at)
     else:
         yield from _attention(config, names, at)
     if not moe:

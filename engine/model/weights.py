@@ -16,11 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.kernels.matmul import Matrix
-from diskmoe.engine.kernels.program import address_of_array
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.embedding import Embedding, ResidentEmbedding, StreamedEmbedding
 from diskmoe.engine.model.families import FAMILIES, Names
 from diskmoe.engine.model.latent_config import LatentShape
+from diskmoe.engine.model.roles import (
+    AttentionWeights,
+    DeltaWeights,
+    FfnWeights,
+    IndexerWeights,
+    LatentWeights,
+    LayerWeights,
+    Projection,
+    RouterWeights,
+)
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.tensors import head_tensors, tensor_plan
 from diskmoe.experts.arena import HUGE_PAGE, Arena
@@ -31,82 +40,6 @@ from diskmoe.experts.footprint import give_back
 from diskmoe.experts.formats import mtp_format
 from diskmoe.experts.rows import rows_on_disk
 from diskmoe.experts.tiles import ALIGNMENT, MatrixLayout, matrix_layout, pack
-
-
-@dataclass(frozen=True, eq=False)
-class Projection:
-    matrix: Matrix
-    bias: Floats | None
-
-    @property
-    def bias_address(self) -> int:
-        return 0 if self.bias is None else address_of_array(self.bias)
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionWeights:
-    q: Projection
-    k: Projection
-    v: Projection
-    o: Projection
-    q_norm: Floats | None  # (head_dim,) or (q_width,)
-    k_norm: Floats | None
-    sinks: Floats | None  # (heads,)
-    window: int  # keys that a row sees; 0: all
-
-
-@dataclass(frozen=True, eq=False)
-class LatentWeights:
-    q_a: Projection | None  # (q_rank, hidden), normed before q; None: q takes the hidden state
-    q_a_norm: Floats | None
-    q: Projection  # (heads * (plain + turning), q_rank | hidden)
-    kv_a: Projection  # (rank + turning, hidden)
-    kv_a_norm: Floats  # (rank,)
-    kv_b: Matrix  # (heads * (plain + value), rank)
-    o: Projection  # (hidden, heads * value)
-
-
-@dataclass(frozen=True, eq=False)
-class DeltaWeights:
-    """A layer with a delta rule. Where q, k, v and z are one matrix, ``z`` is None; likewise ``a``."""
-
-    qkv: Matrix  # (channels, hidden), or with z: (channels + value width, hidden), by key head
-    z: Matrix | None  # (value width, hidden)
-    b: Matrix  # (value heads, hidden), or with a: (2 * value heads, hidden), by key head; f32
-    a: Matrix | None
-    conv: Floats  # (taps, 1, channels)
-    log: Floats  # (value heads,)
-    bias: Floats  # (value heads,)
-    norm: Floats  # (value dim,)
-    out: Matrix  # (hidden, value width)
-
-
-@dataclass(frozen=True, eq=False)
-class FfnWeights:
-    gate: Matrix  # (width, hidden)
-    up: Matrix
-    down: Matrix  # (hidden, width)
-    switch: Floats | None = None  # (hidden,): the result times sigmoid of its product with the row
-
-
-@dataclass(frozen=True, eq=False)
-class RouterWeights:
-    matrix: Matrix  # (experts, hidden), f32
-    bias: Floats | None  # (experts,)
-    correction_bias: Floats  # (experts,), zeros where the family has none
-
-
-@dataclass(frozen=True, eq=False)
-class LayerWeights:
-    """A layer: ``dense`` or ``router`` (+ ``shared``) is there, never both."""
-
-    layer: int
-    attention_norm: Floats
-    attention: AttentionWeights | LatentWeights | DeltaWeights
-    ffn_norm: Floats
-    dense: FfnWeights | None
-    router: RouterWeights | None
-    shared: FfnWeights | None
 
 
 @dataclass(frozen=True)
@@ -164,7 +97,7 @@ class DenseWeights:
         if layer in config.delta_layers:
             attention = self._delta(names, at)
         elif config.latent is not None:
-            attention = self._latent_attention(config, config.latent, names, at)
+            attention = self._latent_attention(config, config.latent, names, at, layer)
         else:
             attention = self._attention(config, names, at, layer)
         dense = router = shared = None
@@ -225,9 +158,18 @@ class DenseWeights:
         )
 
     def _latent_attention(
-        self, config: ModelConfig, shape: LatentShape, names: Names, at: str
+        self, config: ModelConfig, shape: LatentShape, names: Names, at: str, layer: int
     ) -> LatentWeights:
         biased, ranked = config.qkv_bias, shape.q_rank > 0
+        indexer = None
+        if config.chooses(layer):
+            indexer = IndexerWeights(
+                q=self._projection(at + names.index_q),
+                k=self._projection(at + names.index_k),
+                k_norm=self.vector(f"{at}{names.index_k_norm}.weight"),
+                k_bias=self.vector(f"{at}{names.index_k_norm}.bias"),
+                shares=self._projection(at + names.index_shares),
+            )
         return LatentWeights(
             q_a=self._projection(at + names.q_a, biased) if ranked else None,
             q_a_norm=self.vector(at + names.q_a_norm) if ranked else None,
@@ -236,6 +178,7 @@ class DenseWeights:
             kv_a_norm=self.vector(at + names.kv_a_norm),
             kv_b=self._projection(at + names.kv_b).matrix,
             o=self._projection(at + names.o, config.output_bias),
+            indexer=indexer,
         )
 
     def embedding(self, config: ModelConfig) -> Embedding:

@@ -9,10 +9,11 @@ from typing import Any, Literal, cast
 
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.sampling import Sampling
-from diskmoe.engine.text.files import read_json_object
+from diskmoe.engine.text.files import one_line, read_json_object
 from diskmoe.engine.text.session import prepare_prompt
+from diskmoe.engine.text.stops import collect_stop_ids, turn_ends
 from diskmoe.engine.text.template import ChatTemplate
-from diskmoe.engine.text.tokenizer import TextTokenizer, collect_stop_ids, load_tokenizer
+from diskmoe.engine.text.tokenizer import TextTokenizer, load_tokenizer
 
 SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
 # what generation_config.json may ask for beyond our filters, with the value that changes nothing
@@ -50,6 +51,7 @@ class TextSide:
     template: ChatTemplate | None
     stop_ids: frozenset[int]
     stop_sources: Mapping[int, str]
+    turn_ends: Mapping[int, str]  # beside those: tokens that end an answer in a chat, as written
     sampling_defaults: Mapping[str, Any]
     notes: tuple[str, ...]
 
@@ -66,12 +68,15 @@ class TextSide:
         generation = read_json_object(generation_path)
         if tokenizer is None:
             stops, sources = collect_stop_ids(vocab_size, generation, config)
+            ends: dict[int, str] = {}
         else:
             tokenizer_config = read_json_object(path / "tokenizer_config.json")
             stops, sources = tokenizer.stop_ids(generation, config, tokenizer_config, template)
+            ends = turn_ends(tokenizer.special_text) if template is not None else {}
+            ends = {token: text for token, text in ends.items() if token not in stops}
         defaults = _sampling_defaults(generation, generation_path)
-        notes = _not_applied(generation, generation_path)
-        return cls(path, tokenizer, template, stops, sources, defaults, notes)
+        notes = (*_not_applied(generation, generation_path), *_odd_stops(stops, sources, tokenizer))
+        return cls(path, tokenizer, template, stops, sources, ends, defaults, notes)
 
     def encode_prompt(self, prompt: str, chat: str = "auto", system: str | None = None) -> Prompt:
         """A prompt's token ids, with the chat template around it or without.
@@ -103,10 +108,34 @@ class TextSide:
                 return tags, latest == opening
         return None, False
 
+    def stops(self, in_chat: bool) -> frozenset[int]:
+        """The tokens that end a text."""
+        return self.stop_ids | frozenset(self.turn_ends if in_chat else ())
+
     def describe_stops(self) -> str:
-        if not self.stop_sources:
-            return "no stop token is named by the model: the text ends at NGEN"
-        return "; ".join(f"{token} ({why})" for token, why in self.stop_sources.items())
+        said = [f"{token} ({why})" for token, why in self.stop_sources.items()]
+        said += [f"{token} ({text}, in a chat)" for token, text in self.turn_ends.items()]
+        return "; ".join(said) or "no stop token is named by the model: the text ends at NGEN"
+
+
+def _odd_stops(
+    stops: frozenset[int], sources: Mapping[int, str], tokenizer: TextTokenizer | None
+) -> tuple[str, ...]:
+    """A line for each stop that the tokenizer takes for a word, or for nothing."""
+    if tokenizer is None:
+        return ()
+    lines: list[str] = []
+    for token in sorted(stops):
+        printed = tokenizer.token_bytes[token]
+        # some that are not marked as special look so all the same
+        if token in tokenizer.special_text or (printed or b"").startswith(b"<"):
+            continue
+        what = f"the word {one_line(repr(printed), 40)}" if printed is not None else "no token"
+        lines.append(
+            f"stop token {token} ({sources[token]}) is {what} in tokenizer.json: the files may not "
+            "belong together"
+        )
+    return tuple(lines)
 
 
 def _not_applied(generation: dict[str, Any] | None, path: Path) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ TOKEN_NAMES = (
 # A message's reasoning under each of its names; templates read the first, gpt-oss's the second.
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
-ANSWER_MARK = "diskmoe-answer-mark"
+ANSWER_MARK, REASONING_MARK = "diskmoe-answer-mark", "diskmoe-reasoning-mark"
 
 
 @dataclass(frozen=True)
@@ -125,18 +125,27 @@ class ChatTemplate:
     def text_after_answer(self) -> str | None:
         """What the template writes after an assistant's last message: its end of turn.
 
-        None when the template cannot say (some refuse the question, some write nothing).
+        None when the template cannot say: some refuse the question, some write nothing. One that
+        goes beyond its bounds is refused when it is used, and not where only raw text is wanted.
         """
-        turns = [
-            {"role": "user", "content": "question"},
-            {"role": "assistant", "content": ANSWER_MARK},
-        ]
+        tail = self._answered({"content": ANSWER_MARK}).rpartition(ANSWER_MARK)[2]
+        return tail if tail.strip() else None
+
+    def text_within_answer(self) -> str:
+        """What the template writes between an assistant's reasoning and what it says; "" where it
+        leaves the reasoning out."""
+        text = self._answered({"reasoning_content": REASONING_MARK, "content": ANSWER_MARK})
+        _, reasoning, rest = text.rpartition(REASONING_MARK)
+        return rest.partition(ANSWER_MARK)[0] if reasoning else ""
+
+    def _answered(self, answer: Mapping[str, Any]) -> str:
+        """A question and this answer, which has the answer's mark; "" when the template refuses."""
+        turns = [{"role": "user", "content": "question"}, {"role": "assistant", **answer}]
         try:
             text = self.render(turns, add_generation_prompt=False)
-        except BadRequest:
-            return None
-        _, mark, tail = text.rpartition(ANSWER_MARK)
-        return tail if mark and tail.strip() else None
+        except (BadRequest, BadModel):
+            return ""
+        return text if ANSWER_MARK in text else ""
 
     def _choose(self, with_tools: bool) -> jinja2.Template:
         if with_tools and "tool_use" in self.templates:

@@ -24,6 +24,7 @@ import tokenizers
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.text.files import one_line, parse_json_object, read_json_object, read_text
 from diskmoe.engine.text.spelling import Kind, Speller, detect_kind
+from diskmoe.engine.text.stops import collect_stop_ids
 
 if TYPE_CHECKING:
     from diskmoe.engine.text.template import ChatTemplate
@@ -126,44 +127,13 @@ class TextTokenizer:
         return collect_stop_ids(self.vocab_size, generation_config, config, more)
 
     def _end_of_turn(self, template: ChatTemplate) -> int | None:
-        tail = (template.text_after_answer() or "").lstrip()
-        ids = self.encode(tail)
-        return ids[0] if ids and self.is_special(ids[0]) else None
-
-
-def collect_stop_ids(
-    vocab_size: int,
-    generation_config: Mapping[str, Any] | None,
-    config: Mapping[str, Any] | None,
-    more: Mapping[str, int | None] | None = None,
-) -> tuple[frozenset[int], dict[int, str]]:
-    """Union of the stop ids that a model's files name: (ids, {id: sources in words}).
-
-    Each file alone is known to miss some: instruct models often list their end of turn only in
-    generation_config, base models only in config. Ids outside the vocabulary cannot be produced;
-    they are in the dictionary, marked as ignored, and not in the set. Works without a tokenizer.
-    """
-    sources: dict[int, list[str]] = {}
-    for name, values in (("generation_config", generation_config), ("config", config)):
-        eos = (values or {}).get("eos_token_id")
-        for token_id in eos if isinstance(eos, list) else [eos]:
-            if token_id is None:
-                continue
-            if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise BadModel(
-                    f"{name}.json: eos_token_id holds {one_line(repr(token_id), 40)}, "
-                    "not a token id or a list of them"
-                )
-            sources.setdefault(token_id, []).append(name)
-    for name, token_id in (more or {}).items():
-        if token_id is not None:
-            sources.setdefault(token_id, []).append(name)
-    outside = {i for i in sources if not 0 <= i < vocab_size}
-    told = {
-        i: ", ".join(names) + (f" (ignored: the model has {vocab_size} ids)" * (i in outside))
-        for i, names in sorted(sources.items())
-    }
-    return frozenset(sources.keys() - outside), told
+        """The special token that the template ends an answer with; not one that it writes within
+        answers too (gpt-oss ends every message with <|end|>, and an answer is two)."""
+        ids = self.encode((template.text_after_answer() or "").lstrip())
+        if not ids or not self.is_special(ids[0]):
+            return None
+        within = set(self.encode(template.text_within_answer()))
+        return next((i for i in ids if self.is_special(i) and i not in within), None)
 
 
 def load_tokenizer(directory: Path, vocab_size: int) -> TextTokenizer | None:

@@ -45,7 +45,7 @@ class NowAndThenRight:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "qwen3_5_moe"],
+    params=["qwen3_moe", "glm4_moe", "gpt_oss", "glm_moe_dsa", "qwen3_next", "qwen3_5_moe"],
 )
 def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transformer]:
     """Experts in four slots a layer, of eight: drafts evict and pass."""

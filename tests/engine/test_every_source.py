@@ -6,27 +6,33 @@ random runs of each model.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from letters import VOCAB, Letters, Scripted, grammars
-from tiny_model import random_tensors, running, tiny_config, write_checkpoint
+from tiny_model import random_tensors, running, running_head, tiny_config, write_checkpoint
 
 from diskmoe.engine.decode import decode
 from diskmoe.engine.model.forward import Transformer
+from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.mtp.compose import Composer
+from diskmoe.mtp.corpus import Corpus, CorpusSource, write_corpus
 from diskmoe.mtp.grammar_source import GrammarSource
+from diskmoe.mtp.head import MtpSource
 from diskmoe.mtp.ngram import NgramSource
 from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import DraftSource
 
+Sources = tuple[list[DraftSource], list[DraftSource]]  # forced, others
 RUNS = int(os.environ.get("DRAFT_FUZZ", "12"))
 MODELS = [  # slots below, above and at top-k; latent attention, and a state that must be taken back
     ("qwen3_moe", 2),
@@ -37,14 +43,40 @@ MODELS = [  # slots below, above and at top-k; latent attention, and a state tha
 ]
 
 
+WITH_HEAD = "glm4_moe"
+
+
+class Tiny(NamedTuple):
+    """A model, the head that it may have, and a corpus that knows some of what it says."""
+
+    transformer: Transformer
+    head: MtpLayer | None
+    corpus: Corpus
+
+
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: model[0])
-def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transformer]:
+def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
     family, slots = request.param
     path = tmp_path_factory.mktemp(family)
-    config = tiny_config(family)
-    write_checkpoint(path, config, random_tensors(config, seed=5))
-    with running(path, expert_format="q4", dense_format="q8", slots=slots) as transformer:
-        yield transformer
+    with_head = family == WITH_HEAD
+    config = tiny_config(family, **({"num_nextn_predict_layers": 1} if with_head else {}))
+    write_checkpoint(path, config, random_tensors(config, seed=5, mtp=with_head))
+    with ExitStack() as stack:
+        if with_head:
+            made = stack.enter_context(running_head(path, "q8", "q4", slots=slots))
+        else:
+            made = (
+                stack.enter_context(
+                    running(path, expert_format="q4", dense_format="q8", slots=slots)
+                ),
+                None,
+            )
+        transformer, head = made
+        known = [[first, *run(transformer, [first], Sampling(), 50, ()).ids] for first in (1, 2, 3)]
+        write_corpus(path / "corpus", known, "")
+        corpus = Corpus.open(path / "corpus", "")
+        stack.callback(corpus.close)
+        yield Tiny(transformer, head, corpus)
 
 
 class Watched:
@@ -83,11 +115,21 @@ def run(
     sampling: Sampling,
     limit: int,
     stops: Sequence[int],
-    composer_for: Callable[[Sampler], Composer] | None = None,
+    sources_for: Callable[[Sampler], Sources] | None = None,
+    **limits: Any,
 ) -> Run:
+    """With the sources, where there are some, and the composer's own `limits`."""
     watched, stats, sampler = Watched(model), RunStats(), Sampler(sampling, VOCAB)
-    composer = None if composer_for is None else composer_for(sampler)
-    told: list[int] = []
+    composer, heads, told = None, [], []
+    if sources_for is not None:
+        forced, others = sources_for(sampler)
+        composer = Composer(forced, others, VOCAB, **limits)
+        heads = [source for source in others if isinstance(source, MtpSource)]
+
+    def absorb(following: Sequence[int]) -> None:
+        for head in heads:
+            head.absorb(following, model.hidden[: len(following)])
+
     ids = list(
         decode(
             watched,  # pyright: ignore[reportArgumentType] - the rest of a model is the model's
@@ -99,6 +141,7 @@ def run(
             stats=stats,
             drafts=composer,
             on_verified=told.append,
+            on_rows=absorb,
         )
     )
     if composer is not None:
@@ -119,10 +162,10 @@ def samplings(random: Random) -> Sampling:
     )
 
 
-def sources(
-    plain: list[int], prompt: Sequence[int], random: Random
-) -> tuple[list[DraftSource], list[DraftSource]]:
-    """Some of all there are: (forced, others)."""
+def some_sources(
+    model: Tiny, plain: list[int], prompt: Sequence[int], random: Random, sampler: Sampler
+) -> Sources:
+    """Some of all there are."""
     forced: list[DraftSource] = []
     if random.random() < 0.5 and len(plain) > 20:
         grammar = random.choice([text for _, text in grammars(plain, random)])
@@ -134,6 +177,10 @@ def sources(
     ]
     if random.random() < 0.6:
         others.append(NgramSource(prompt))
+    if random.random() < 0.6:
+        others.append(CorpusSource(model.corpus, prompt))
+    if model.head is not None and random.random() < 0.7:
+        others.append(MtpSource(model.head, model.transformer.config.hidden, sampler.guess))
     random.shuffle(others)
     return forced, others
 
@@ -152,28 +199,31 @@ def check_accounts(drafted: Run) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_drafts_leave_the_text_its_end_and_its_logits_as_they_are(
-    model: Transformer, seed: int
+    model: Tiny, seed: int
 ) -> None:
-    random = Random(seed)
+    random, transformer = Random(seed), model.transformer
     accepted = 0
     for number in range(-(-RUNS // 3)):
-        length = random.choice([1, 2, 9, 40, model.kv.capacity - random.randrange(1, 12)])
+        length = random.choice([1, 2, 9, 40, transformer.kv.capacity - random.randrange(1, 12)])
         prompt = random.choices(range(random.choice([4, VOCAB])), k=length)
         sampling, limit = samplings(random), random.choice([1, 2, 3, 30, 50, 50])
-        plain = run(model, prompt, sampling, 50, ())
+        plain = run(transformer, prompt, sampling, 50, ())
         full, stops = plain.ids, []
         if random.random() < 0.4:  # within the text, and so within drafts
             stops = random.sample(full, min(2, len(full)))
         if stops or limit < 50:
-            plain = run(model, prompt, sampling, limit, stops)
-        most, fixed = random.choice([1, 3, 24]), random.choice([None, None, 1, 4, 24])
-        guard = random.random() < 0.7
-
-        def composer(sampler: Sampler) -> Composer:
-            forced, others = sources(full, prompt, random)  # noqa: B023 - called at once
-            return Composer(forced, others, VOCAB, most, Planner(fixed), guard)  # noqa: B023
-
-        drafted = run(model, prompt, sampling, limit, stops, composer)
+            plain = run(transformer, prompt, sampling, limit, stops)
+        drafted = run(
+            transformer,
+            prompt,
+            sampling,
+            limit,
+            stops,
+            partial(some_sources, model, full, prompt, random),
+            most=random.choice([1, 3, 24]),
+            planner=Planner(random.choice([None, None, 1, 4, 24])),
+            guard=random.random() < 0.7,
+        )
         said = f"seed {seed}, run {number}"
         assert drafted.ids == plain.ids, said
         assert drafted.stats.stop_reason == plain.stats.stop_reason, said

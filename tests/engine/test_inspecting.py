@@ -140,3 +140,13 @@ def test_what_is_no_model_or_disagrees_with_its_config_is_refused_in_one_line(
         assert main(["inspect", *words]) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and said in error and error.count("\n") == 1
+
+
+def test_layers_with_states_are_counted_and_no_mtp_layer_is_missed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    raw = tiny_config("qwen3_next")
+    folder = write_checkpoint(tmp_path / "hybrid", raw, random_tensors(raw, 1))
+    told = inspected(capsys, str(folder))
+    assert "3 layers, 3 with experts, 2 with states" in told
+    assert "mtp       none" in told and "announces" not in told

@@ -11,6 +11,7 @@ from tiny_model import Tensors, random_tensors, running_head, tiny_config, write
 from diskmoe.engine.api import Model, Options, prepare
 from diskmoe.engine.converting import convert_model
 from diskmoe.engine.decode import decode
+from diskmoe.engine.model.families import FAMILIES
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.sampling import Sampler, Sampling
@@ -26,15 +27,15 @@ def half_right(config: dict, seed: int) -> Tensors:
     """A model that mostly says what its last token alone makes likely, and a head that says the same
     of the token it is given: right often, and not always."""
     tensors = random_tensors(config, seed, mtp=True)
-    rows, cols = tensors["model.layers.3.eh_proj.weight"].shape
-    tensors["model.layers.3.eh_proj.weight"] *= 0.1
-    tensors["model.layers.3.eh_proj.weight"][range(rows), range(rows)] += 1.0
+    names = FAMILIES[config["model_type"]].names
+    projection = tensors[names.mtp_projection.format(L=3, M=0)]
+    projection *= 0.1
+    projection[range(len(projection)), range(len(projection))] += 1.0
     for name, tensor in tensors.items():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
             tensor *= 0.5
         elif name.endswith("embed_tokens.weight"):
             tensor *= 12.0
-    assert cols == 2 * rows
     return tensors
 
 
@@ -45,11 +46,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(path, config, half_right(config, seed=7), "bf16")
 
 
-@pytest.fixture(scope="module", params=[1, 8])
-def model(folder: Path, request) -> Iterator[tuple[Transformer, MtpLayer]]:
-    """With so many slots in each layer, of eight experts."""
-    slots = request.param
-    with running_head(folder, "q8", "q4", slots=slots, threads=2) as found:
+@pytest.fixture(
+    scope="module", params=[("glm4_moe", 1), ("deepseek_v3", 8), ("qwen3_5_moe_text", 3)]
+)
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Transformer, MtpLayer]]:
+    """A model with so many slots in each layer, of eight experts; the last has recurrent states."""
+    family, slots = request.param
+    config = tiny_config(family, num_nextn_predict_layers=1, eos_token_id=None)
+    path = tmp_path_factory.mktemp(family)
+    write_checkpoint(path, config, half_right(config, seed=7), "bf16")
+    with running_head(path, "q8", "q4", slots=slots, threads=2) as found:
         yield found
 
 
@@ -108,7 +116,7 @@ def test_ids_are_the_same_at_every_depth(model, sampling: Sampling) -> None:
             assert ids == plain
             accepted += stats.drafts["mtp"].accepted
             wrong += stats.drafts["mtp"].judged - stats.drafts["mtp"].accepted
-    assert accepted > 20 and wrong > 20
+    assert accepted > 10 and wrong > 10
 
 
 def test_stops_limits_and_a_full_context_are_where_they_are_without_drafts(model) -> None:

@@ -48,6 +48,33 @@ def test_what_is_left_of_the_budget_gives_some_layers_a_slot_more() -> None:
     assert [layer for layer, count in slots.items() if count > 27] == [7, 10, 13, 16, 19]
 
 
+def test_an_mtp_layer_keeps_all_of_its_experts_where_they_take_little() -> None:
+    made = plan(16 * GIB, mtp_bytes=30 * MIB, mtp_slot_bytes=6 * MIB)
+    assert made.mtp_slots == 64
+    assert made.request.mtp_fixed_bytes == (30 + 65 * 6) * MIB  # and one that they pass through
+    assert made.total_bytes == (750 + 30 + 65 * 6) * MIB + 64 * 48 * MIB
+    assert made.lines()[3] == (
+        "MTP layer: weights and KV cache 30.0 MiB, 64 slots of 6.0 MiB, all of its experts"
+    )
+    assert "MTP layer 420 MiB" in made.lines()[1]
+
+
+def test_an_mtp_layer_has_as_many_slots_as_others_where_its_experts_take_much() -> None:
+    made = plan(2 * GIB, mtp_bytes=30 * MIB, mtp_slot_bytes=6 * MIB, wave_slots=4)
+    fixed = 750 + 4 * 3 + 30 + 4 * 6
+    assert made.slots_per_layer == made.mtp_slots == (2048 - fixed) // (48 + 6)
+    assert made.total_bytes <= 2 * GIB
+    assert made.lines()[3].endswith("6.0 MiB, as many as other layers")
+    without = plan(2 * GIB, wave_slots=4)
+    assert without.mtp_slots == 0 and len(without.lines()) == 3
+
+
+def test_what_an_mtp_layer_leaves_over_is_at_most_a_slot_for_each_layer() -> None:
+    made = plan((750 + 30 + 10 * 348 + 347) * MIB, mtp_bytes=30 * MIB, mtp_slot_bytes=300 * MIB)
+    assert (made.slots_per_layer, made.extra_slots) == (10, 16)
+    assert set(made.slots_of(range(16)).values()) == {11}
+
+
 @pytest.mark.parametrize("changes", [{"wanted_cap": 8}, {"wanted_cap": 60}, {"n_experts": 20}])
 def test_slots_that_were_asked_for_or_hold_all_are_the_same_in_each_layer(changes) -> None:
     made = plan((750 + 27 * 48 + 15) * MIB, **changes)

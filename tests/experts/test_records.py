@@ -25,10 +25,10 @@ from diskmoe.experts.errors import BadModel, ReadFailed
 from diskmoe.experts.formats import FORMATS
 from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.reader import through_nbytes
-from diskmoe.experts.records import CheckpointRecords, ContainerRecords
+from diskmoe.experts.records import CheckpointRecords, ContainerRecords, LayerRecords
 from diskmoe.experts.safetensors_io import write_safetensors
 from diskmoe.experts.store import ExpertStore
-from diskmoe.experts.tiles import pack_record, unpack_record
+from diskmoe.experts.tiles import aligned_zeros, pack_record, unpack_record
 
 
 def expected(model: Any, layer: int, expert: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -318,6 +318,33 @@ def test_nothing_is_compiled_by_loading_after_the_packers_were(
         check=False,
     )
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("stored", ["checkpoint", "container"])
+def test_the_records_of_an_mtp_layer_come_in_a_layout_of_their_own(
+    tiny_model: Any, tmp_path: Path, stored: str
+) -> None:
+    model = tiny_model()
+    first, second = model.plan.experts
+    plan = replace(model.plan, experts=(first, replace(second, mtp=True)))
+    checkpoint = Checkpoint.open(model.path)
+    if stored == "checkpoint":
+        source: Any = CheckpointRecords(checkpoint, plan, "q4")
+    else:
+        convert(checkpoint, plan, tmp_path / "out", "q4", "q8")
+        source = ContainerRecords(Container.open(tmp_path / "out"))
+    plain = CheckpointRecords(checkpoint, model.plan, "q8")
+    records = LayerRecords(source, second.layer)
+    assert records.layers == (second.layer,) and records.expert_format == "q8"
+    assert source.record_layout.nbytes < records.record_layout.nbytes
+    found, expected = (aligned_zeros(records.record_layout.nbytes) for _ in range(2))
+    records.load(second.layer, 1, found)
+    plain.load(second.layer, 1, expected)
+    assert found.tobytes() == expected.tobytes()
+    records.close()
+    records.load(second.layer, 0, found)  # the source is another's to close
+    source.close()
+    plain.close()
 
 
 def test_weights_that_are_not_finite_are_named_when_quantised(tiny_model: Any) -> None:

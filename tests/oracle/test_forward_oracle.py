@@ -89,6 +89,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt-oss-defaults": ("gpt_oss", {"rope_scaling": None, "rope_theta": None}),
+    "qwen3-dense": ("qwen3", {"attention_bias": True}),
+    "qwen3-dense-tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen2-dense": ("qwen2", {"tie_word_embeddings": True}),
+    "llama": ("llama", {}),
+    "llama-tied-bias": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
+    "llama-mha-head-dim": ("llama", {"num_key_value_heads": 4, "head_dim": 24}),
     "mixtral": ("mixtral", {}),
     "mixtral-window": ("mixtral", {"sliding_window": 5, "num_experts_per_tok": 2, "head_dim": 32}),
     "minimax-m2": ("minimax_m2", {}),
@@ -195,6 +201,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "glm-dsa": ("glm_moe_dsa", {}),
+    "glm-dsa-yarn-odd-heads": (
+        "glm_moe_dsa",
+        {
+            "index_topk": 5,
+            "index_n_heads": 9,
+            "indexer_types": ["full", "full", "shared"],
+            "attention_bias": True,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "qwen3-yarn": (
         "qwen3_moe",
         {
@@ -252,7 +275,7 @@ CONVERTED = [
     *("qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2-groups", "deepseek-v3", "glm4-lite"),
     *SIMPLE,
-    *("qwen3-next", "qwen3.5"),
+    *("qwen3-next", "qwen3.5", "glm-dsa"),
 ]
 
 
@@ -355,7 +378,7 @@ def repeat_routing(model: Transformer, chosen: Routing) -> None:
     model.choose_with(choose)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "glm_moe_dsa"])
 def test_a_config_in_the_form_of_the_hub_means_the_same_to_both(tmp_path, oracle_of, family):
     changes = {"rope_theta": 5e4, "rope_scaling": None}
     if family == "glm4_moe":

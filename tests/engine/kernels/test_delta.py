@@ -77,8 +77,8 @@ class Layer:
             self.states.part(1),
             address_of_array(start),
             EPS,
-            rows_of(mixed),
-            rows_of(gates),
+            address_of_array(mixed),
+            address_of_array(gates),
             rows_of(out),
         )
         workers.run(builder.program())

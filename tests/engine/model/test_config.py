@@ -9,7 +9,7 @@ from tiny_model import tiny_config
 
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.families import FAMILIES
-from diskmoe.engine.model.latent_config import LatentShape
+from diskmoe.engine.model.latent_config import IndexerShape, LatentShape
 from diskmoe.engine.model.rope import Yarn
 from diskmoe.experts.errors import BadModel
 
@@ -27,7 +27,8 @@ def complaint(raw: object) -> str:
 def test_every_family_of_the_table_reads_its_tiny_config(family):
     config = read_config(tiny_config(family), "x")
     assert config.family == family
-    assert (config.hidden, config.layers, config.experts, config.top_k) == (64, 3, 8, 3)
+    experts = (0, 0) if FAMILIES[family].dense_rule == "all" else (8, 3)
+    assert (config.hidden, config.layers, config.experts, config.top_k) == (64, 3, *experts)
     assert config.eos_ids == (2,)
     assert config.bos_id == 1
 
@@ -209,6 +210,47 @@ def test_deepseek_v2_has_groups_only_where_its_method_says_so():
     config = read_config(raw | {"topk_method": "group_limited_greedy"}, "x")
     assert (config.groups, config.top_groups, config.group_score) == (4, 2, "max")
     assert read_config(tiny_config("deepseek_v3"), "x").group_score == "top2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "full"),
+    [
+        ({"indexer_types": ["full", "shared", "full"]}, (True, False, True)),
+        ({"index_topk_pattern": "FSS"}, (True, False, False)),
+        ({"index_topk_pattern": ["full", "shared", "shared"]}, (True, False, False)),
+        ({}, (True, True, True)),
+        ({"index_topk_freq": 0}, (True, True, True)),
+        ({"index_topk_freq": 4, "num_hidden_layers": 8}, tuple(i in (0, 1, 5) for i in range(8))),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, (True, False, True)),
+    ],
+)
+def test_layers_that_choose_keys_are_listed_or_a_pattern_or_every_so_many(changes, full):
+    listed = {"indexer_types": None, "mlp_layer_types": None}
+    config = read_config(tiny_config("glm_moe_dsa", **(listed | changes)), "x")
+    assert config.indexer == IndexerShape(8, 24, 8, full)
+    assert [config.chooses(layer) for layer in range(config.layers + 1)] == [*full, False]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("indexer_types", ["shared", "full", "full"]),
+        ("indexer_types", ["full", "full"]),
+        ("indexer_types", ["full", "full", "dense"]),
+        ("indexer_types", 3),
+        ("index_topk", 0),
+        ("index_n_heads", 1 << 20),
+        ("index_head_dim", 15),
+        ("indexer_rope_interleave", False),
+        ("rope_interleave", False),
+    ],
+)
+def test_a_choice_of_keys_that_cannot_be_is_refused(key, value):
+    assert key in complaint(tiny_config("glm_moe_dsa") | {key: value})
+
+
+def test_a_choice_of_keys_needs_a_latent_of_queries():
+    assert "q_lora_rank" in complaint(tiny_config("glm_moe_dsa") | {"q_lora_rank": None})
 
 
 def test_listed_dense_layers_win_over_a_count():
@@ -574,3 +616,12 @@ def test_weights_quantised_in_another_way_are_refused_with_what_is_supported(cha
 def test_stop_ids_may_be_a_list_and_null_ones_are_none():
     assert read_config(tiny_config("olmoe", eos_token_id=[5, 3, 5, -1]), "x").eos_ids == (5, 3)
     assert read_config(tiny_config("olmoe", eos_token_id=None), "x").eos_ids == ()
+
+
+def test_a_family_without_experts_needs_none_of_their_keys():
+    config = read_config(tiny_config("llama"), "x")
+    assert config.moe_layers == () and config.dense_width == 96
+    assert "intermediate_size" in complaint(tiny_config("llama", intermediate_size=None))
+    assert "mlp_bias is True, allowed: False" in complaint(tiny_config("llama", mlp_bias=True))
+    biased = read_config(tiny_config("qwen2"), "x")
+    assert biased.qkv_bias and not biased.output_bias

@@ -1,5 +1,6 @@
 """The forward computes what its plain NumPy twin computes, and keeps its promises on the way."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4 lite": ("glm4_moe_lite", {}),
+    "glm dsa": ("glm_moe_dsa", {"index_topk": 2}),
+    "glm dsa with one key and odd heads": (
+        "glm_moe_dsa",
+        {"index_topk": 1, "index_n_heads": 5, "indexer_types": ["full", "full", "shared"]},
+    ),
     "qwen3-next": ("qwen3_next", {}),
     "qwen3-next with dense layers, biases and a head per key": (
         "qwen3_next",
@@ -286,7 +292,9 @@ def test_each_unique_expert_is_fetched_once_for_all_rows(make):
         assert model.counters.misses <= 2 * 8
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "qwen3_next", "qwen3_5_moe"])
+@pytest.mark.parametrize(
+    "family", ["glm4_moe", "deepseek_v3", "glm_moe_dsa", "qwen3_next", "qwen3_5_moe"]
+)
 @pytest.mark.parametrize("dense", ["f32", "q8"])
 def test_scratch_that_was_planned_covers_what_is_taken(make, family, dense):
     folder, _, config = make(family)
@@ -296,3 +304,28 @@ def test_scratch_that_was_planned_covers_what_is_taken(make, family, dense):
     layout = record_layout("f32", 64, 48)
     planned = scratch_bytes(config, 98, 98, 100, layout, ("f32", dense))
     assert taken <= planned < 4 * taken + 1_000_000
+
+
+def test_a_context_that_fits_in_the_choice_has_the_bits_of_attention_to_all_keys(make):
+    folder, *_ = make("glm_moe_dsa", index_topk=40)
+    ids = np.arange(40) % 96
+    found = []
+    for context in (40, 41):
+        with running(folder, context=context) as model:
+            assert model.kv.indexed == (context > 40)
+            found.append(model.forward(ids, "all").tobytes())
+    assert found[0] == found[1]
+
+
+def test_keys_that_were_not_chosen_do_not_count(make):
+    """The rows behind the first eight see other keys, and so say something else."""
+    folder, *_ = make("glm_moe_dsa")
+    ids = np.arange(20) % 96
+    with running(folder) as model:
+        chosen = model.forward(ids, "all")
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(raw | {"index_topk": 64}), encoding="utf-8")
+    with running(folder) as model:
+        every = model.forward(ids, "all")
+    same = [ours.tobytes() == theirs.tobytes() for ours, theirs in zip(chosen, every, strict=True)]
+    assert same == [True] * 8 + [False] * 12

@@ -14,7 +14,7 @@ from tiny_model import random_tensors, running_head, tiny_config, write_checkpoi
 
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.forward import Transformer
-from diskmoe.engine.model.mtp_layer import MtpLayer
+from diskmoe.engine.model.mtp_layer import MtpLayer, mtp_scratch_bytes
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.convert import convert
@@ -167,3 +167,16 @@ def test_what_was_tried_leaves_no_trace(head):
     logits = model.forward(TEXT[11:12])
     model.kv.trim(0)
     assert model.forward(TEXT[:12])[0].tobytes() == logits[0].tobytes()
+
+
+@pytest.mark.parametrize("dense", ["f32", "q4"])
+def test_scratch_that_was_planned_covers_what_the_head_takes(folder, dense):
+    with running_head(folder, dense, "q4", context=256) as (model, layer):
+        model.forward(TEXT, "none")
+        before, states = model._scratch.nbytes, model.hidden.copy()
+        source = MtpSource(layer, model.config.hidden)
+        source.absorb([*TEXT[1:], 5], states)
+        taken = model._scratch.nbytes - before + layer._scratch.nbytes
+        layout = layer._store.record_layout
+        planned = mtp_scratch_bytes(model.config, len(TEXT), layout, layer.formats)
+    assert taken <= planned < 3 * taken

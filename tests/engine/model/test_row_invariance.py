@@ -15,7 +15,7 @@ FORMATS = ["f32", "bf16", "q8", "q4"]
 CASES = [
     *(("glm4_moe", fmt) for fmt in FORMATS),
     *(("gpt_oss", "q4"), ("gpt_oss", "mxfp4")),
-    *(("deepseek_v3", fmt) for fmt in ("bf16", "q8")),
+    *(("deepseek_v3", "bf16"), ("deepseek_v3", "q8"), ("glm_moe_dsa", "q8")),
     *(("qwen2_moe", "q8"), ("qwen2_moe", "fp8"), ("granitemoe", "q4")),
     *(("qwen3_next", "q4"), ("qwen3_next", "f32"), ("qwen3_5_moe", "q8")),
 ]
@@ -27,11 +27,17 @@ EXPERTS = 8
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A converted model: a dense and a MoE layer, with groups and a shared expert; or one with
-    windows, sinks, biases and clamps; with latents, in more rows than go together; with a gated
-    shared expert; with multipliers; or with states."""
+    windows, sinks, biases and clamps; with latents, in more rows than go together; with chosen
+    keys; with a gated shared expert; with multipliers; or with states."""
     family, fmt = request.param
-    groups = {"n_group": 2, "topk_group": 2} if family == "glm4_moe" else {}
-    raw = tiny_config(family, hidden_size=80, num_hidden_layers=2, **groups)
+    more = {
+        "glm4_moe": {"n_group": 2, "topk_group": 2},
+        "glm_moe_dsa": {
+            "mlp_layer_types": ["dense", "sparse"],
+            "indexer_types": ["full", "shared"],
+        },
+    }
+    raw = tiny_config(family, hidden_size=80, num_hidden_layers=2, **more.get(family, {}))
     folder = tmp_path_factory.mktemp("invariance")
     source = write_checkpoint(folder / "source", raw, random_tensors(raw, seed=3))
     plan = tensor_plan(read_config(raw, "tiny"))

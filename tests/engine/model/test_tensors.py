@@ -129,8 +129,8 @@ def tensor_count(plan: TensorPlan) -> int:
         (QWEN3_30B_A3B, 18_867, 30_532_122_624, 2_670_592, 9_437_184, 805_306_368),
         (OLMOE_1B_7B, 3_219, 6_919_161_856, 3_555_328, 12_582_912, 1_073_741_824),
         (GLM_4_5_AIR, 17_925, 106_852_251_264, 9_760_768, 34_603_008, 1_543_503_872),
-        (QWEN3_NEXT_80B, 74_391, 79_674_391_296, 1_785_856, 6_291_456, 310_112_256),
-        (QWEN3_5_35B, 31_333, 34_660_610_688, 1_785_856, 6_291_456, 258_426_880),
+        (QWEN3_NEXT_80B, 74_391, 79_674_391_296, 1_781_760, 6_291_456, 310_112_256),
+        (QWEN3_5_35B, 31_333, 34_660_610_688, 1_781_760, 6_291_456, 258_426_880),
     ],
     ids=["Qwen3-30B-A3B", "OLMoE-1B-7B", "GLM-4.5-Air", "Qwen3-Next-80B", "Qwen3.5-35B"],
 )
@@ -265,7 +265,23 @@ def test_an_mtp_layer_of_latent_attention_has_the_tensors_of_a_layer_with_expert
     assert plan.experts[-1].layer == 3 and plan.experts[-1].mtp
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "glm4_moe_lite"])
+def test_layers_that_choose_keys_have_an_indexer_and_others_have_none():
+    raw = tiny_config("glm_moe_dsa", num_nextn_predict_layers=1)
+    plan = tensor_plan(read_config(raw, "x"), lambda name: True)
+    shapes = {t.name: t.shape for t in plan.dense if "indexer" in t.name}
+    layers = {int(name.split(".")[2]) for name in shapes}
+    assert layers == {0, 2}  # nor has the MTP layer, whatever the files have
+    at = "model.layers.2.self_attn.indexer."
+    assert {name.removeprefix(at): s for name, s in shapes.items() if name.startswith(at)} == {
+        "wq_b.weight": (192, 40),
+        "wk.weight": (24, 64),
+        "k_norm.weight": (24,),
+        "k_norm.bias": (24,),
+        "weights_proj.weight": (8, 64),
+    }
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa"])
 def test_a_checkpoint_with_every_planned_tensor_is_verified(tmp_path, family):
     raw = tiny_config(family, num_nextn_predict_layers=1)
     write_checkpoint(tmp_path, raw, random_tensors(raw, 0, mtp=True))

@@ -1,6 +1,5 @@
 """Text to ids and back to bytes, and files that are not what they should be."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,7 @@ from hypothesis import strategies as st
 
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.text import tokenizer as tokenizer_module
-from diskmoe.engine.text.template import ChatTemplate
-from diskmoe.engine.text.tokenizer import TextTokenizer, collect_stop_ids, load_tokenizer
+from diskmoe.engine.text.tokenizer import TextTokenizer, load_tokenizer
 
 END, TURN_START, TURN_END, THINK = 0, 1, 2, 3
 
@@ -251,55 +249,3 @@ def test_a_vocabulary_of_whole_words_is_refused(make_directory):
 
     with pytest.raises(BadModel, match="neither a byte-level nor a SentencePiece"):
         load(make_directory(edit=words))
-
-
-# Stop ids
-
-
-def test_stop_ids_are_the_union_of_what_the_files_name(make_directory):
-    template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}"
-    directory = make_directory(config={"eos_token": "<|endoftext|>"}, template=template)
-    tokenizer = load(directory)
-
-    ids, sources = tokenizer.stop_ids(
-        {"eos_token_id": [7, 0]},
-        {"eos_token_id": 0},
-        json.loads((directory / "tokenizer_config.json").read_text()),
-        ChatTemplate.load(directory),
-    )
-
-    assert ids == {0, 2, 7}
-    assert sources == {
-        0: "generation_config, config, tokenizer_config eos_token",
-        2: "chat template's end of turn",
-        7: "generation_config",
-    }
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}",  # GLM: nothing after it
-        "{% for m in messages %}{{ m.content }}. {% endfor %}",
-        "{{ raise_exception('only one message') }}",
-    ],
-)
-def test_a_template_that_ends_no_turn_adds_no_stop(make_directory, template):
-    directory = make_directory(template=template)
-
-    ids, _ = load(directory).stop_ids({}, {}, {}, ChatTemplate.load(directory))
-
-    assert ids == frozenset()
-
-
-def test_a_stop_id_outside_the_vocabulary_is_told_but_not_used():
-    ids, sources = collect_stop_ids(100, None, {"eos_token_id": 50279})
-
-    assert ids == frozenset()
-    assert sources == {50279: "config (ignored: the model has 100 ids)"}
-
-
-@pytest.mark.parametrize("eos", ["</s>", True, [1, 2.5], {}])
-def test_a_stop_id_that_is_no_number_is_a_bad_model(eos):
-    with pytest.raises(BadModel, match="generation_config.json: eos_token_id"):
-        collect_stop_ids(100, {"eos_token_id": eos}, None)
