@@ -57,7 +57,9 @@ from diskmoe.experts.watch import MemoryWatch
 from diskmoe.grammar_draft.library import load as load_grammar
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.costs import Costs
+from diskmoe.mtp.draft_model import DraftModelSource
 from diskmoe.mtp.head import MtpSource
+from diskmoe.mtp.source import DraftSource
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -95,8 +97,10 @@ class Prepared:
 
     def plan(self, say: Say = _silent) -> MemoryPlan:
         """Compiles the kernels and plans the memory. Raises OutOfBudget."""
-        ready_model_kernels(self.opened, say)
-        return plan_for(self.opened, self.options, say, self.helpers.nbytes)
+        ready_model_kernels([self.opened, *self.helpers.models], say)
+        return plan_for(
+            self.opened, self.options, say, self.helpers.nbytes(self.opened.context, self.options)
+        )
 
     def for_run(self, tokens: int, limit: int) -> Prepared:
         """The same for one prompt of so many tokens and an answer of at most `limit`.
@@ -157,7 +161,7 @@ class Model:
     ) -> None:
         self.opened = prepared.opened
         self.text = prepared.text
-        self._helpers = prepared.helpers
+        self.helpers = prepared.helpers
         self.options = prepared.options
         self._cached_share = share
         self.config = prepared.opened.config
@@ -240,6 +244,7 @@ class Model:
                 look_ahead=options.prefetch != "0",
                 prefetch=options.prefetch == "1",
             )
+            prepared.helpers.load(workers, opened.context, options)
             head = load_head(opened, options, memory, transformer, workers)
             model = cls(
                 prepared, memory, transformer, store, head, workers, share, say, history, trace
@@ -258,17 +263,19 @@ class Model:
         say(f"disk      {opened.io_mode}")
         if memory.slots_per_layer < opened.config.experts:
             say(f"policy    {policy}: {why}")
-        for line in prepared.helpers.describe():
+        for line in prepared.helpers.describe(opened.context, options):
             say(line)
         say(f"stops     {model.text.describe_stops()}")
         return model
 
     def describe(self) -> str:
         config, records = self.config, self.opened.records
+        head = f"{self.opened.name}: {config.family}, {config.layers} layers"
+        if not config.moe_layers:
+            return f"{head}, no experts"
         return (
-            f"{self.opened.name}: {config.family}, {config.layers} layers, {config.experts} experts, "
-            f"top-{config.top_k}; experts {records.expert_format}, "
-            f"{shown_bytes(records.record_layout.nbytes)} each"
+            f"{head}, {config.experts} experts, top-{config.top_k}; experts "
+            f"{records.expert_format}, {shown_bytes(records.record_layout.nbytes)} each"
         )
 
     @property
@@ -340,18 +347,23 @@ class Model:
         if isinstance(grammar, str):
             grammar = load_grammar(grammar)
         sampler = Sampler(sampling or Sampling(temperature=0.0), valid)
+        models: list[DraftSource] = []
         head = None
         if self._head is not None:
             head = MtpSource(self._head, self.config.hidden, sampler.guess)
+            models.append(head)
+        if self.helpers.small is not None:
+            small, p_min = self.helpers.small.transformer, self.options.p_min
+            models.append(DraftModelSource(small, prompt.ids, sampler.guess, p_min))
         vocab = self.config.vocab
         drafts = composer_of(
             grammar,
-            head,
+            models,
             self.text,
             prompt,
             vocab,
             self.options,
-            self._helpers,
+            self.helpers,
             self._costs,
             self._say,
         )
@@ -361,7 +373,7 @@ class Model:
         tokens = decode(
             self._transformer,
             prompt.ids,
-            Sampler(sampling or Sampling(temperature=0.0), valid),
+            sampler,
             limit=limit,
             stop_ids=frozenset() if ignore_eos else self.text.stops(prompt.in_chat),
             prefill_chunk=self.prefill_chunk,
@@ -425,7 +437,7 @@ class Model:
         self._closed = True
         with ExitStack() as last_first:  # all of it, whatever fails: a trace may find no room
             last_first.callback(self.opened.records.close)
-            last_first.callback(self._helpers.close)
+            last_first.callback(self.helpers.close)
             last_first.callback(self._store.close)
             if self._head is not None:
                 last_first.callback(self._head.close)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from diskmoe.engine.corpora import open_corpus
+from diskmoe.engine.draft_model import DraftModel
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.loading import Options
+from diskmoe.engine.kernels.workers import Workers
+from diskmoe.engine.loading import Opened, Options
 from diskmoe.engine.places import as_path
 from diskmoe.engine.text.side import Prompt, TextSide
 from diskmoe.engine.text.tokenizer import TextTokenizer
+from diskmoe.experts.budget import shown_bytes
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
@@ -18,7 +22,6 @@ from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.corpus import MAPPED_BYTES, Corpus, CorpusSource
 from diskmoe.mtp.costs import Costs
 from diskmoe.mtp.grammar_source import GrammarSource
-from diskmoe.mtp.head import MtpSource
 from diskmoe.mtp.ngram import NgramSource
 from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import DraftSource
@@ -53,35 +56,57 @@ class Helpers:
     """What a model has beside it to draft with, opened once for all its runs."""
 
     corpus: Corpus | None
+    small: DraftModel | None
 
     @classmethod
     def open(cls, options: Options, text: TextSide) -> Helpers:
-        """Raises BadRequest: something that cannot be used, or not with this model."""
-        if options.corpus is None:
-            return cls(None)
-        return cls(open_corpus(options.corpus, text.tokenizer))
+        """Raises BadRequest, BadModel: something that cannot be used, or not with this model."""
+        with ExitStack() as stack:
+            corpus = small = None
+            if options.corpus is not None:
+                corpus = open_corpus(options.corpus, text.tokenizer)
+                stack.callback(corpus.close)
+            if options.draft_model is not None:
+                small = DraftModel.open(options.draft_model, text.tokenizer)
+            stack.pop_all()
+        return cls(corpus, small)
 
     @property
-    def nbytes(self) -> int:
-        """Memory that it takes, for the plan."""
-        return MAPPED_BYTES if self.corpus is not None else 0
+    def models(self) -> list[Opened]:
+        """Those whose kernels are needed."""
+        return [] if self.small is None else [self.small.opened]
 
-    def describe(self) -> Iterator[str]:
+    def nbytes(self, context: int, options: Options) -> int:
+        """Memory that it takes, for the plan."""
+        nbytes = 0 if self.corpus is None else MAPPED_BYTES
+        return nbytes if self.small is None else nbytes + self.small.nbytes(context, options)
+
+    def load(self, workers: Workers, context: int, options: Options) -> None:
+        """Raises BadModel: weights that cannot be read."""
+        if self.small is not None:
+            self.small.load(workers, context, options)
+
+    def describe(self, context: int, options: Options) -> Iterator[str]:
         """A line for each."""
         if self.corpus is not None:
             yield (
                 f"corpus    {self.corpus.path}: {len(self.corpus)} tokens of "
                 f"{self.corpus.documents} documents, mapped"
             )
+        if self.small is not None:
+            nbytes = shown_bytes(self.small.nbytes(context, options))
+            yield f"draft     {self.small.describe()}; {nbytes}, counted as scratch"
 
     def close(self) -> None:
         if self.corpus is not None:
             self.corpus.close()
+        if self.small is not None:
+            self.small.close()
 
 
 def composer_of(
     grammar: Grammar | None,
-    head: MtpSource | None,
+    models: Sequence[DraftSource],
     text: TextSide,
     prompt: Prompt,
     vocab: int,
@@ -90,8 +115,8 @@ def composer_of(
     costs: Costs,
     say: Say,
 ) -> Composer | None:
-    """What drafts for one run; None: nothing does. ``vocab``: ids of the model are below it.
-    ``costs``: of the model's forwards, as known so far.
+    """What drafts for one run; None: nothing does. ``vocab``: ids of the model are below it;
+    models: sources that are models themselves; costs: of the model's forwards, as known so far.
 
     Raises:
         BadRequest: a grammar where the model has no tokenizer.
@@ -104,8 +129,7 @@ def composer_of(
         others.append(NgramSource(prompt.ids))
     if helpers.corpus is not None and options.draft != 0:
         others.append(CorpusSource(helpers.corpus, prompt.ids))
-    if head is not None:
-        others.append(head)
+    others += models
     if not options.draft_rows or not (forced or others):
         return None
     planner = Planner(options.draft, costs)

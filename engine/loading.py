@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from diskmoe.engine.errors import BadModel, BadRequest, OutOfBudget
 from diskmoe.engine.kernels.heads import KV_KIND
+from diskmoe.engine.kernels.warm import BLOCKS
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
@@ -34,6 +35,7 @@ from diskmoe.experts.policy import AUTO, POLICIES
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 from diskmoe.experts.stored import experts_of
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
+from diskmoe.mtp.draft_model import DEFAULT_P_MIN
 from diskmoe.mtp.head import WAITING_ROWS
 
 Say = Callable[[str], None]
@@ -61,8 +63,9 @@ class Options:
     draft_rows: most drafts of a forward, for which memory is planned; 0: none. span: most of
     them in a row that a grammar forces. draft: so many others in each forward; None: as many as
     pay. ngram: draft what followed where the text's end stood before; corpus: where it stands in
-    the texts of this directory; mtp: what the model's own head says, where it has one; None: and
-    its memory can be had. guard: switch drafts off that are mostly wrong.
+    the texts of this directory; draft_model: what the small model of this directory says, for as
+    long as it gives it p_min; mtp: what the model's own head says, where it has one; None: and its
+    memory can be had. guard: switch drafts off that are mostly wrong.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -91,6 +94,8 @@ class Options:
     draft: int | None = None
     ngram: bool = True
     corpus: Path | None = None
+    draft_model: Path | None = None
+    p_min: float = DEFAULT_P_MIN
     guard: bool = True
     mtp: bool | None = None
 
@@ -123,7 +128,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and not isinstance(value, int | float):
                 raise BadRequest(f"{name} is {value!r}; it must be a number")
-        for name in ("trace", "usage", "corpus"):
+        for name in ("trace", "usage", "corpus", "draft_model"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Path):
                 raise BadRequest(f"{name} is {value!r}; it must be a Path")
@@ -131,6 +136,8 @@ class Options:
             raise BadRequest(f"ram_gb is {self.ram_gb!r}; it must be a number above 0")
         if self.pin_gb is not None and not (0 <= self.pin_gb < math.inf):
             raise BadRequest(f"pin_gb is {self.pin_gb!r}; it must be a number from 0 on")
+        if not isinstance(self.p_min, int | float) or not 0 <= self.p_min <= 1:
+            raise BadRequest(f"p_min is {self.p_min!r}; it must be a number from 0 to 1")
         if self.policy not in ("auto", *POLICIES):
             raise BadRequest(
                 f"policy is {self.policy!r}; it must be one of auto, {', '.join(POLICIES)}"
@@ -313,11 +320,14 @@ def _direct_mode(experts: int, options: Options) -> tuple[DirectMode, str]:
     return "auto", ""
 
 
-def ready_model_kernels(opened: Opened, say: Say) -> None:
-    """Compiles the kernels this model needs, or loads them from disk."""
+def ready_model_kernels(models: Sequence[Opened], say: Say) -> None:
+    """Compiles the kernels these models need, or loads them from disk."""
+    wanted = {name for opened in models for name in opened.kernel_formats}
     # a checkpoint's weights are packed as they are read
-    packing = isinstance(opened.source, Checkpoint)
-    ready_kernels(opened.kernel_formats, packing, say, blocks_of(opened.config))
+    packing = any(isinstance(opened.source, Checkpoint) for opened in models)
+    blocks = {name for opened in models for name in blocks_of(opened.config)}
+    formats = [name for name in FORMATS if name in wanted]
+    ready_kernels(formats, packing, say, [name for name in BLOCKS if name in blocks])
 
 
 def wave_slots(options: Options, config: ModelConfig) -> int:

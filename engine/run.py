@@ -165,7 +165,9 @@ def options_from(values: Mapping[str, Value]) -> Any:
     if values["GRAMMAR"].value is None and values["SCHEMA"].value is None:
         span = 0
     ngram, corpus, mtp = values["NGRAM"].value, values["CORPUS"].value, values["MTP"].value
-    others = (GUESSES if draft is None else draft) if ngram or corpus or mtp is not False else 0
+    small = values["DRAFT_MODEL"].value
+    drafts = ngram or corpus or small or mtp is not False
+    others = (GUESSES if draft is None else draft) if drafts else 0
     return Options(
         cap=values["CAP"].value,
         expert_bits=values["EXPERT_BITS"].value,
@@ -188,6 +190,8 @@ def options_from(values: Mapping[str, Value]) -> Any:
         draft=draft,
         ngram=ngram,
         corpus=as_path(corpus) if corpus else None,
+        draft_model=as_path(small) if small else None,
+        p_min=values["P_MIN"].value,
         guard=values["GUARD"].value,
         mtp=mtp,
     )

@@ -20,6 +20,7 @@ from typing import Any
 from diskmoe.engine.errors import BadRequest
 from diskmoe.experts.policy import AUTO, POLICIES
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
+from diskmoe.mtp.draft_model import DEFAULT_P_MIN
 
 PREFIX = "DISKMOE_"
 
@@ -253,6 +254,22 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         "draft from texts on disk, made by diskmoe corpus for this model",
         "DIR",
+        "drafts",
+    ),
+    Setting(
+        "DRAFT_MODEL",
+        _text,
+        None,
+        "draft with a small model of the same vocabulary, kept in memory",
+        "DIR",
+        "drafts",
+    ),
+    Setting(
+        "P_MIN",
+        _number(0, 1),
+        DEFAULT_P_MIN,
+        "its drafts end where it gives the next one less than this",
+        "P",
         "drafts",
     ),
     Setting(

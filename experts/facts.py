@@ -65,7 +65,7 @@ def read_facts(dense: Header) -> Facts:
         expert_format=_format(dense, "expert_format"),
         hidden=_count(dense, "hidden"),
         ffn=_count(dense, "ffn"),
-        n_experts=_count(dense, "n_experts"),
+        n_experts=_count(dense, "n_experts", least=1 if layers else 0),
         layers=layers,
         mtp_layers=mtp_layers,
         config=text_of(dense, "config"),
@@ -102,11 +102,12 @@ def _format(header: Header, key: str) -> str:
     return value
 
 
-def _count(header: Header, key: str) -> int:
+def _count(header: Header, key: str, least: int = 1) -> int:
     value = text_of(header, key)
-    if not (value.isascii() and value.isdigit() and len(value) <= 8 and 0 < int(value) <= MOST):
+    is_number = value.isascii() and value.isdigit() and len(value) <= 8
+    if not (is_number and least <= int(value) <= MOST):
         raise BadModel(
-            f"{header.path}: {key} {shown(value)} is not a whole number from 1 to {MOST}"
+            f"{header.path}: {key} {shown(value)} is not a whole number from {least} to {MOST}"
         )
     return int(value)
 

@@ -80,8 +80,8 @@ class GgufCheckpoint(Checkpoint):
         shape = self._recipe(name).shape
         return self.rows(name, 0, shape[0]).reshape(shape)
 
-    def rows(self, name: str, begin: int, end: int) -> Floats:
-        """Rows begin..end-1 in f32."""
+    def rows(self, name: str, begin: int, end: int, fmt: str | None = None) -> Floats:
+        """Rows begin..end-1 in f32, whatever they are wanted for."""
         recipe = self._recipe(name)
         if recipe.make is None:
             return _gathered(recipe, begin, end, _wide)

@@ -249,6 +249,9 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_theta": 1e6,
         },
     ),
+    "qwen3": ("qwen3", {"head_dim": 16, "intermediate_size": 64, "rope_theta": 1e6}),
+    "qwen2": ("qwen2", {"intermediate_size": 64, "rope_theta": 1e6}),
+    "llama": ("llama", {"intermediate_size": 64, "attention_bias": True}),
 }
 ZERO_CENTRED = ("qwen3_next", "qwen3_5_moe_text")  # norms, but those of delta layers
 AS_ON_THE_HUB = ("qwen3_5_moe",)  # fixtures that are rewritten from what save_pretrained writes

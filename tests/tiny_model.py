@@ -89,6 +89,9 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "rope_theta": 1e6,
     },
+    "qwen3": {"head_dim": 32, "intermediate_size": 96, "num_experts_per_tok": None},
+    "qwen2": {"intermediate_size": 96, "num_experts_per_tok": None, "attention_bias": None},
+    "llama": {"intermediate_size": 96, "num_experts_per_tok": None},
     "olmoe": {"num_experts": 8, "intermediate_size": 48, "norm_topk_prob": False},
     "glm4_moe": {
         "head_dim": 32,

@@ -84,7 +84,7 @@ class ModelConfig:
     delta: DeltaShape | None
     delta_layers: tuple[int, ...]  # ascending
     # router
-    experts: int
+    experts: int  # 0: a model without any
     top_k: int
     score: Score
     router_bias: bool
@@ -95,7 +95,7 @@ class ModelConfig:
     renorm: bool
     routed_scale: float
     # feed-forward
-    expert_width: int
+    expert_width: int  # 1 where there are none: the least that a record can have
     shared_width: int  # 0: no shared expert
     shared_gated: bool  # its result times sigmoid of a row's own number
     dense_width: int  # of the layers without experts; 0 when there are none
@@ -179,12 +179,14 @@ def read_config(raw: object, where: str) -> ModelConfig:
         kv_heads, head_dim = 1, latent.plain + latent.turning
         rope = read_rope(f, family, latent.turning)
 
-    experts = f.integer(_EXPERTS, 1, MAX_EXPERTS, None)
-    top_k = f.integer("num_experts_per_tok", 1, MAX_EXPERTS, None)
+    experts, top_k, expert_width = 0, 0, 1
+    if family.dense_rule != "all":
+        experts = f.integer(_EXPERTS, 1, MAX_EXPERTS, None)
+        top_k = f.integer("num_experts_per_tok", 1, MAX_EXPERTS, None)
+        expert_width = f.integer(family.expert_width_key, 1, MAX_WIDTH, None)
     if top_k > experts:
         raise f.wrong("num_experts_per_tok", top_k, f"at most the {experts} experts there are")
     groups, top_groups = _groups(f, family, experts, top_k)
-    expert_width = f.integer(family.expert_width_key, 1, MAX_WIDTH, None)
     shared_width = 0
     if family.shared_width_key is not None:
         shared_width = f.integer(family.shared_width_key, 1, MAX_WIDTH, None)
@@ -338,6 +340,8 @@ def _groups(f: Fields, family: Family, experts: int, top_k: int) -> tuple[int, i
 
 
 def _moe_layers(f: Fields, family: Family, layers: int) -> tuple[int, ...]:
+    if family.dense_rule == "all":
+        return ()
     if family.dense_rule == "listed" and f.raw.get("mlp_layer_types") is not None:
         kinds = f.raw["mlp_layer_types"]
         if not isinstance(kinds, list) or any(kind not in ("dense", "sparse") for kind in kinds):

@@ -18,7 +18,7 @@ QkNorm = Literal["none", "per_head", "full_vector"]
 RopeLayout = Literal["half", "interleaved"]
 Score = Literal["softmax", "sigmoid"]
 GroupScore = Literal["top2", "max"]
-DenseRule = Literal["none", "first_k", "listed", "sparse_step"]
+DenseRule = Literal["none", "first_k", "listed", "sparse_step", "all"]
 MtpLayout = Literal["none", "extra_layer", "own_layers"]
 WindowRule = Literal["none", "listed", "all"]
 
@@ -376,6 +376,23 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             groups_default=(1, 1),
             dense_rule="listed",
             norm_epsilon_default=1e-5,
+        ),
+        # without experts: small models that draft for others of their vocabulary
+        "qwen3": Family(
+            qk_norm="per_head",
+            output_bias=True,
+            window_key="use_sliding_window",
+            dense_rule="all",
+        ),
+        "qwen2": Family(
+            bias_default=True,
+            window_key="use_sliding_window",
+            dense_rule="all",
+        ),
+        "llama": Family(
+            fixed=(("mlp_bias", False),),
+            output_bias=True,
+            dense_rule="all",
         ),
     }
 )

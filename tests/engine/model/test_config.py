@@ -27,7 +27,8 @@ def complaint(raw: object) -> str:
 def test_every_family_of_the_table_reads_its_tiny_config(family):
     config = read_config(tiny_config(family), "x")
     assert config.family == family
-    assert (config.hidden, config.layers, config.experts, config.top_k) == (64, 3, 8, 3)
+    experts = (0, 0) if FAMILIES[family].dense_rule == "all" else (8, 3)
+    assert (config.hidden, config.layers, config.experts, config.top_k) == (64, 3, *experts)
     assert config.eos_ids == (2,)
     assert config.bos_id == 1
 
@@ -615,3 +616,12 @@ def test_weights_quantised_in_another_way_are_refused_with_what_is_supported(cha
 def test_stop_ids_may_be_a_list_and_null_ones_are_none():
     assert read_config(tiny_config("olmoe", eos_token_id=[5, 3, 5, -1]), "x").eos_ids == (5, 3)
     assert read_config(tiny_config("olmoe", eos_token_id=None), "x").eos_ids == ()
+
+
+def test_a_family_without_experts_needs_none_of_their_keys():
+    config = read_config(tiny_config("llama"), "x")
+    assert config.moe_layers == () and config.dense_width == 96
+    assert "intermediate_size" in complaint(tiny_config("llama", intermediate_size=None))
+    assert "mlp_bias is True, allowed: False" in complaint(tiny_config("llama", mlp_bias=True))
+    biased = read_config(tiny_config("qwen2"), "x")
+    assert biased.qkv_bias and not biased.output_bias
