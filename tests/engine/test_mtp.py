@@ -144,13 +144,13 @@ def test_the_cache_of_the_head_holds_the_rows_that_were_of_use(model) -> None:
     assert stats.drafts["mtp"].judged > stats.drafts["mtp"].accepted > 0
     rows, text = layer.kv.length, [*prompt, *ids]
     assert len(prompt) < rows < len(text)
-    left = layer.kv._numbers[:, :, :rows].copy()
+    left = layer.kv._kv._numbers[:, :, :rows].copy()
     source = MtpSource(layer, transformer.config.hidden)
     transformer.kv.trim(0)
     transformer.forward(text[:rows])
     source.absorb(text[1 : rows + 1], transformer.hidden)
     assert next(source.drafts([])) is not None
-    assert layer.kv._numbers[:, :, :rows].tobytes() == left.tobytes()
+    assert layer.kv._kv._numbers[:, :, :rows].tobytes() == left.tobytes()
 
 
 def loaded(folder: Path, **options) -> Model:
