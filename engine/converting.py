@@ -91,16 +91,18 @@ def plan_lines(
     facts, plan = manifest.facts, manifest.plan
     types = ", ".join(f"{kind} {shown_bytes(nbytes)}" for kind, nbytes in needs.source.items())
     weights = len(facts.layers) * facts.n_experts * 3 * plan.ffn * plan.hidden
-    bits = 8 * needs.expert_nbytes / weights
     dense = dict.fromkeys(layout.format for layout in manifest.layouts.values())
     dense = sorted(dense, key=lambda fmt: fmt != facts.dense_format)  # that of most weights first
     there = next(place for place in (out, *out.parents) if place.is_dir())
-    as_they_are = " as they are" if kept else ""
-    experts = f"experts{as_they_are} in {facts.expert_format} ({bits:.2f} bits a weight)"
+    shape, experts = f"{config.layers} layers, no experts", ""
+    if weights:
+        bits, as_they_are = 8 * needs.expert_nbytes / weights, " as they are" if kept else ""
+        shape = f"{config.layers} layers, {config.experts} experts of {plan.ffn} x {plan.hidden}"
+        experts = f"experts{as_they_are} in {facts.expert_format} ({bits:.2f} bits a weight)"
+        experts += f" {shown_bytes(needs.expert_nbytes)}, "
     free = shown_bytes(shutil.disk_usage(there).free)
     memory, seconds = shown_bytes(needs.memory_bytes), shown_seconds(needs.seconds)
-    shape = f"{config.layers} layers, {config.experts} experts of {plan.ffn} x {plan.hidden}"
-    target = f"{experts} {shown_bytes(needs.expert_nbytes)}, dense in {', '.join(dense)}"
+    target = f"{experts}dense in {', '.join(dense)}"
     target += f" {shown_bytes(needs.dense_nbytes)}; {free} are free"
     lines = [
         f"convert   {config.family}, {shape}",
