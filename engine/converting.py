@@ -152,17 +152,23 @@ def export_model(source: Path, out: Path, say: Say) -> None:
 
 
 def progress_lines(say: Say, word: str) -> Callable[[int, int, str], None]:
-    """tell(done, total, what): says how far the bytes are and how long it takes, now and then."""
-    started = time.perf_counter()
-    last = started
+    """tell(done, total, what): says how far the bytes are and how long it takes, now and then.
+
+    What was done before the first call, by an earlier run, says nothing about time.
+    """
+    first: tuple[float, int] | None = None
+    last = 0.0
 
     def tell(done: int, total: int, what: str) -> None:
-        nonlocal last
+        nonlocal first, last
         now = time.perf_counter()
-        if now - last < LINES_EVERY_SECONDS or not done:
+        if first is None:
+            first, last = (now, done), now
+        began, before = first
+        if now - last < LINES_EVERY_SECONDS or done <= before:
             return
         last = now
-        left = (now - started) * (total - done) / done
+        left = (now - began) * (total - done) / (done - before)
         say(
             f"{word:<9} {what}: {shown_bytes(done)} of {shown_bytes(total)}, about {left:.0f} s left"
         )
