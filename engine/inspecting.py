@@ -113,7 +113,7 @@ class Inspection:
             formats = f"experts {stored.expert_format}, dense {formats}"
         types = ", ".join(f"{kind} {shown_bytes(n)}" for kind, n in stored.types.items())
         weights, of_token = (_shown_count(count) for count in self.weights)
-        tokens = "none: prompts are token ids"
+        tokens = f"none{text.unread}: prompts are token ids"
         if text.tokenizer is not None:
             tokens = f"{text.tokenizer.kind}, {text.tokenizer.valid_count} tokens"
         cold = shown_bytes(self.cold_token_bytes)

@@ -174,3 +174,15 @@ def test_a_model_without_experts_is_told_and_converted(
         found = as_json(capsys, folder)
         assert found["dense_formats"] == formats
         assert found["expert_bytes"] == found["experts_bytes"] == found["bytes_per_cold_token"] == 0
+
+
+def test_a_vocabulary_that_is_not_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Kimi-K2 has it on the hub."""
+    raw = tiny_config("kimi_k2")
+    folder = write_checkpoint(tmp_path / "model", raw, random_tensors(raw, 1))
+    (folder / "tiktoken.model").write_text("IQ== 0")
+    assert "tokenizer none (tiktoken.model is not read): prompts" in inspected(capsys, str(folder))
+    assert main(["--model", str(folder), "--prompt", "Hello"]) == 2
+    assert "no tokenizer.json (tiktoken.model is not read): give" in capsys.readouterr().err
