@@ -14,6 +14,7 @@ from pathlib import Path
 
 from diskmoe.engine.errors import BadModel, BadRequest, OutOfBudget
 from diskmoe.engine.kernels.heads import KV_KIND
+from diskmoe.engine.kernels.warm import BLOCKS
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
@@ -324,8 +325,9 @@ def ready_model_kernels(models: Sequence[Opened], say: Say) -> None:
     wanted = {name for opened in models for name in opened.kernel_formats}
     # a checkpoint's weights are packed as they are read
     packing = any(isinstance(opened.source, Checkpoint) for opened in models)
-    blocks = dict.fromkeys(block for opened in models for block in blocks_of(opened.config))
-    ready_kernels([name for name in FORMATS if name in wanted], packing, say, list(blocks))
+    blocks = {name for opened in models for name in blocks_of(opened.config)}
+    formats = [name for name in FORMATS if name in wanted]
+    ready_kernels(formats, packing, say, [name for name in BLOCKS if name in blocks])
 
 
 def wave_slots(options: Options, config: ModelConfig) -> int:

@@ -17,7 +17,7 @@ from diskmoe.experts.fidelity import comparison_bytes
 from diskmoe.experts.footprint import resident_bytes
 from diskmoe.experts.manifest import Manifest
 from diskmoe.experts.records import CheckpointRecords
-from diskmoe.experts.tiles import TILE, aligned_zeros, matrix_layout, pack
+from diskmoe.experts.tiles import TILE, aligned_zeros, matrix_layout
 from diskmoe.experts.warm import compile_packers
 
 TIMED_BYTES = 4 << 20  # of f32 rows that are packed to measure how long it takes
@@ -105,7 +105,7 @@ def _dense_seconds(checkpoint: Checkpoint, manifest: Manifest) -> float:
     cols = layouts[name].cols
     rows = min(max(TIMED_BYTES // (4 * cols) // TILE, 1) * TILE, layouts[name].rows)
     began = time.perf_counter()
-    pack(checkpoint.rows(name, 0, rows), matrix_layout(layouts[name].format, rows, cols))
+    checkpoint.pack_part(name, 0, matrix_layout(layouts[name].format, rows, cols))
     seconds = time.perf_counter() - began
     weights = sum(layout.rows * layout.cols for layout in layouts.values())
     return seconds * weights / (rows * cols)

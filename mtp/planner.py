@@ -22,7 +22,7 @@ MOST_WAIT = 256
 _FIRST_PLAIN = 4  # forwards with drafts until one without is known
 # numbers of drafts that are chosen from: what a forward of so many rows costs is then soon known,
 # and engines prepare some work for each number of rows
-STEPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)
+STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 _SHOWN = 8  # places and rows in the report
 
 

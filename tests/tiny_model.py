@@ -179,7 +179,6 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": {
         **_LATENT,
         "v_head_dim": 48,
-        "mlp_layer_types": ["dense", "sparse", "sparse"],
         "num_nextn_predict_layers": 0,
         "n_group": 1,
         "topk_group": 1,

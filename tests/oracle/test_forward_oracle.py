@@ -331,12 +331,15 @@ def test_a_quantised_model_is_near_transformers_given_the_dequantised_weights(
 ):
     """What is left is the int8 rounding of activations, about 0.5 % per product.
 
-    It stays below 2e-2 of the largest logit in the median of three models; in about one model of
+    It stays below 2e-2 of the largest logit in the median of three models, or 3e-2 where latents add
+    a rounding before the values; in about one model of
     twenty this small the worst of its rows is a little above, in every format. Both choose the same
     experts: at a near tie the rounding may send a row to another one, which is another sum. That
     the integer path itself is exact is shown against the NumPy twin.
     """
     settings = tiny_config(family, num_experts_per_tok=top_k, num_hidden_layers=2)
+    if top_k == settings.get("n_routed_experts") and "topk_group" in settings:
+        settings["topk_group"] = settings["n_group"]  # all experts are in some group
     del settings["model_type"]
     worst = []
     for seed in range(3):
@@ -354,8 +357,9 @@ def test_a_quantised_model_is_near_transformers_given_the_dequantised_weights(
         rows = np.abs(found - expected).max(axis=1) / np.abs(expected).max()
         worst.append(float(rows.max()))
     print(f"{family} top-{top_k} experts {experts} dense {dense}: worst rows {worst}")
-    assert np.median(worst) < 2e-2
-    assert max(worst) < 3e-2
+    usual = 3e-2 if "kv_lora_rank" in settings else 2e-2
+    assert np.median(worst) < usual
+    assert max(worst) < 1.5 * usual
 
 
 Routing = list[tuple[np.ndarray, np.ndarray]]

@@ -32,10 +32,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     family, fmt = request.param
     more = {
         "glm4_moe": {"n_group": 2, "topk_group": 2},
-        "glm_moe_dsa": {
-            "mlp_layer_types": ["dense", "sparse"],
-            "indexer_types": ["full", "shared"],
-        },
+        "glm_moe_dsa": {"indexer_types": ["full", "shared"]},
     }
     raw = tiny_config(family, hidden_size=80, num_hidden_layers=2, **more.get(family, {}))
     folder = tmp_path_factory.mktemp("invariance")
