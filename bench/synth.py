@@ -23,8 +23,8 @@ store of 8, 16, 32 or 64 slots would have had them.
 
   --like SHAPE       qwen3-30b-a3b, olmoe, glm-4.5-air, gpt-oss-20b; without --gguf also
                      mixtral-8x7b, qwen1.5-moe, minimax-m2, granite-3.1-3b-a800m,
-                     deepseek-v2-lite, deepseek-v3, kimi-k2, glm-4.7-flash, qwen3-next-80b,
-                     qwen3.5-35b
+                     deepseek-v2-lite, deepseek-v3, kimi-k2, glm-4.7-flash, glm-5,
+                     qwen3-next-80b, qwen3.5-35b
   --out DIR          a new directory, a diskmoe model
   --gguf FILE        also as GGUF: q4 becomes Q4_0, q8 Q8_0, mxfp4 MXFP4, bit for bit
   --layers N         default: as many as the model has

@@ -91,16 +91,18 @@ def plan_lines(
     facts, plan = manifest.facts, manifest.plan
     types = ", ".join(f"{kind} {shown_bytes(nbytes)}" for kind, nbytes in needs.source.items())
     weights = len(facts.layers) * facts.n_experts * 3 * plan.ffn * plan.hidden
-    bits = 8 * needs.expert_nbytes / weights
     dense = dict.fromkeys(layout.format for layout in manifest.layouts.values())
     dense = sorted(dense, key=lambda fmt: fmt != facts.dense_format)  # that of most weights first
     there = next(place for place in (out, *out.parents) if place.is_dir())
-    as_they_are = " as they are" if kept else ""
-    experts = f"experts{as_they_are} in {facts.expert_format} ({bits:.2f} bits a weight)"
+    shape, experts = f"{config.layers} layers, no experts", ""
+    if weights:
+        bits, as_they_are = 8 * needs.expert_nbytes / weights, " as they are" if kept else ""
+        shape = f"{config.layers} layers, {config.experts} experts of {plan.ffn} x {plan.hidden}"
+        experts = f"experts{as_they_are} in {facts.expert_format} ({bits:.2f} bits a weight)"
+        experts += f" {shown_bytes(needs.expert_nbytes)}, "
     free = shown_bytes(shutil.disk_usage(there).free)
     memory, seconds = shown_bytes(needs.memory_bytes), shown_seconds(needs.seconds)
-    shape = f"{config.layers} layers, {config.experts} experts of {plan.ffn} x {plan.hidden}"
-    target = f"{experts} {shown_bytes(needs.expert_nbytes)}, dense in {', '.join(dense)}"
+    target = f"{experts}dense in {', '.join(dense)}"
     target += f" {shown_bytes(needs.dense_nbytes)}; {free} are free"
     lines = [
         f"convert   {config.family}, {shape}",
@@ -150,17 +152,23 @@ def export_model(source: Path, out: Path, say: Say) -> None:
 
 
 def progress_lines(say: Say, word: str) -> Callable[[int, int, str], None]:
-    """tell(done, total, what): says how far the bytes are and how long it takes, now and then."""
-    started = time.perf_counter()
-    last = started
+    """tell(done, total, what): says how far the bytes are and how long it takes, now and then.
+
+    What was done before the first call, by an earlier run, says nothing about time.
+    """
+    first: tuple[float, int] | None = None
+    last = 0.0
 
     def tell(done: int, total: int, what: str) -> None:
-        nonlocal last
+        nonlocal first, last
         now = time.perf_counter()
-        if now - last < LINES_EVERY_SECONDS or not done:
+        if first is None:
+            first, last = (now, done), now
+        began, before = first
+        if now - last < LINES_EVERY_SECONDS or done <= before:
             return
         last = now
-        left = (now - started) * (total - done) / done
+        left = (now - began) * (total - done) / (done - before)
         say(
             f"{word:<9} {what}: {shown_bytes(done)} of {shown_bytes(total)}, about {left:.0f} s left"
         )

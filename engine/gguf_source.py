@@ -11,7 +11,7 @@ from pathlib import Path
 
 from diskmoe.engine.text.gguf_tokenizer import tokenizer_files
 from diskmoe.experts.checkpoint import TensorPlan
-from diskmoe.experts.gguf_blocks import FLOATS, keeps_codes, keeps_numbers
+from diskmoe.experts.gguf_blocks import FLOATS, keeps_codes, keeps_numbers, own_format
 from diskmoe.experts.gguf_file import MAGIC
 from diskmoe.experts.gguf_in import GgufCheckpoint
 from diskmoe.experts.safetensors_io import open_regular
@@ -62,7 +62,9 @@ def describe_types(
         if kind in FLOATS:
             continue
         target = experts if kind in of_experts else dense
-        if target is None or keeps_numbers(kind, target):
+        if (target or own_format(kind)) == "f32":
+            told.append(f"{kind} widened to f32, exactly")
+        elif target is None or keeps_numbers(kind, target):
             told.append(f"{kind} bit for bit")
         elif keeps_codes(kind, target):
             told.append(f"codes of {kind} kept, their steps rounded to 8 bits")

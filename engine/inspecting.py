@@ -73,6 +73,7 @@ class Inspection:
         weights, of_token = self.weights
         kept = ("layers", "hidden", "vocab", "context", "heads", "kv_heads", "head_dim", "experts")
         kept += ("top_k", "expert_width", "shared_width", "dense_width", "quantisation")
+        kept += ("latent", "indexer", "windows", "delta", "delta_layers")
         whole = asdict(config)
         return {
             "model": str(self.path),
@@ -104,12 +105,15 @@ class Inspection:
         layers = f"{config.layers} layers, {len(config.moe_layers)} with experts"
         if config.delta_layers:
             layers += f", {len(config.delta_layers)} with states"
-        heads = f"{config.heads} heads of {config.head_dim}, {config.kv_heads} of keys and values"
         shared = f", and {config.shared_width} shared" if config.shared_width else ""
-        dense = ", ".join(reversed(stored.dense_formats))
+        experts, formats = "none: every layer is dense", ", ".join(reversed(stored.dense_formats))
+        if config.experts:
+            experts = f"{config.experts} a layer, {config.expert_width} wide"
+            experts += f", top-{config.top_k}{shared}"
+            formats = f"experts {stored.expert_format}, dense {formats}"
         types = ", ".join(f"{kind} {shown_bytes(n)}" for kind, n in stored.types.items())
         weights, of_token = (_shown_count(count) for count in self.weights)
-        tokens = "none: prompts are token ids"
+        tokens = f"none{text.unread}: prompts are token ids"
         if text.tokenizer is not None:
             tokens = f"{text.tokenizer.kind}, {text.tokenizer.valid_count} tokens"
         cold = shown_bytes(self.cold_token_bytes)
@@ -119,11 +123,11 @@ class Inspection:
             mtp += f", though the config announces {announced}"
         return [
             f"model     {self.path}: {config.family}, {_KINDS[stored.kind]}{coded}",
-            f"shape     {layers}, hidden size {config.hidden}, {heads}",
-            f"          vocabulary {config.vocab}, context {config.context}",
-            f"experts   {config.experts} a layer, {config.expert_width} wide, top-{config.top_k}{shared}",
+            f"shape     {layers}, hidden size {config.hidden}, vocabulary {config.vocab}",
+            f"attention {_attention(config)}; context {config.context}",
+            f"experts   {experts}",
             f"weights   {weights}, {of_token} for a token",
-            f"formats   experts {stored.expert_format}, dense {dense}" + (types and f"; {types}"),
+            f"formats   {formats}" + (types and f"; {types}"),
             f"bytes     {shown_bytes(stored.total_bytes)}, {shown_bytes(stored.experts_bytes)} of experts",
             f"expert    {shown_bytes(stored.expert_bytes)}; a cold token reads {cold}",
             f"tokenizer {tokens}",
@@ -131,6 +135,21 @@ class Inspection:
             f"stops     {_stops(text)}",
             f"mtp       {mtp}",
         ]
+
+
+def _attention(config: ModelConfig) -> str:
+    """Its heads, and which keys they see."""
+    if config.latent is None:
+        said = f"{config.heads} heads of {config.head_dim}, {config.kv_heads} of keys and values"
+    else:
+        said = f"{config.heads} heads of {config.head_dim}, latents of {config.latent.width}"
+    if config.indexer is not None:
+        full = sum(config.indexer.full)
+        said += f", {config.indexer.top} keys chosen by {full} of {config.layers} layers"
+    windows = [window for window in config.windows if window]
+    if windows:
+        said += f", the last {max(windows)} keys in {len(windows)} of {config.layers} layers"
+    return said
 
 
 def _stops(text: TextSide) -> str:
@@ -186,7 +205,7 @@ def _text(
 
 
 def _converted(container: Container, config: ModelConfig, plan: TensorPlan) -> Stored:
-    each = container.record_layout.nbytes
+    each = container.record_layout.nbytes if container.layers else 0
     records = [
         container.record(layer, expert)[2]
         for layer in container.layers
@@ -216,7 +235,7 @@ def _checkpoint(checkpoint: Checkpoint, config: ModelConfig, plan: TensorPlan) -
         expert_format=own_expert_format(checkpoint, plan),
         dense_formats=matrix_formats(checkpoint, config),
         total_bytes=sum(checkpoint.types.values()),
-        expert_bytes=max(each),
+        expert_bytes=max(each, default=0),  # a model that drafts may have none
         experts_bytes=sum(each) * plan.n_experts,
         mtp_layers=_mtp_layers(plan),
     )

@@ -61,7 +61,8 @@ def forecast(
         fixed = 2 * ROW_BLOCK_BYTES + 2 * records.record_layout.nbytes
         fixed = resident_bytes() + OTHER_BYTES + max(fixed, comparison_bytes(plan))
         threads = _threads_within(threads, each, fixed, budget_bytes)
-        seconds = len(facts.layers) * facts.n_experts * _expert_seconds(records) / threads
+        count = len(facts.layers) * facts.n_experts
+        seconds = count * _expert_seconds(records) / threads if count else 0.0
     seconds += _dense_seconds(checkpoint, manifest)
     total = sum(sizes.values())
     return Forecast(

@@ -98,7 +98,9 @@ def _full_layers(f: Fields, layers: int) -> tuple[bool, ...]:
         skipped = f.integer("index_skip_topk_offset", 0, MAX_LAYERS, 2)
         return tuple(max(layer - skipped + 1, 0) % every == 0 for layer in range(layers))
     kinds = {"F": True, "S": False} if isinstance(listed, str) else {"full": True, "shared": False}
-    if not isinstance(listed, str | list) or any(kind not in kinds for kind in listed):
+    if not isinstance(listed, str | list) or any(
+        not isinstance(kind, str) or kind not in kinds for kind in listed
+    ):
         raise f.wrong(key, listed, "a list of full or shared, or letters F and S")
     if len(listed) != layers:
         raise f.wrong(key, listed, f"as many as there are layers, {layers}")

@@ -24,6 +24,8 @@ _NEUTRAL: Mapping[str, Any] = {
     "num_beams": 1,
     "penalty_alpha": 0,
 }
+# vocabularies in forms that are not read
+_OTHER_VOCABULARIES = ("tiktoken.model", "tokenizer.model", "vocab.json")
 # what opens and closes a thinking block, in the families that have one
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _MODES = {"auto": "auto", "1": "chat", "0": "raw"}
@@ -89,7 +91,7 @@ class TextSide:
         """
         if self.tokenizer is None:
             raise BadRequest(
-                f"{self.path} has no tokenizer.json: give the prompt as PROMPT_IDS=1,2,3"
+                f"{self.path} has no tokenizer.json{self.unread}: give the prompt as PROMPT_IDS=1,2,3"
             )
         if chat not in _MODES:
             raise BadRequest(f"chat is {chat!r}; it must be auto, 1 or 0")
@@ -97,6 +99,12 @@ class TextSide:
         ids, how = prepare_prompt(prompt, mode, self.tokenizer, self.template, system)
         in_chat = mode == "chat" or (mode == "auto" and self.template is not None)
         return Prompt(tuple(ids), how, in_chat)
+
+    @property
+    def unread(self) -> str:
+        """ " (NAME is not read)" of a vocabulary that is there in another form, else nothing."""
+        name = next((name for name in _OTHER_VOCABULARIES if (self.path / name).exists()), None)
+        return "" if name is None or self.tokenizer is not None else f" ({name} is not read)"
 
     def thinking(self, ids: Sequence[int]) -> tuple[tuple[str, str] | None, bool]:
         """The tags of the model's thinking blocks, None where its tokenizer has none; and whether

@@ -45,9 +45,14 @@ def collect_stop_ids(
     Each file alone is known to miss some: instruct models often list their end of turn only in
     generation_config, base models only in config. Ids outside the vocabulary cannot be produced;
     they are in the dictionary, marked as ignored, and not in the set. Works without a tokenizer.
+    The config of a model that sees has those of its text half in a part of its own.
     """
     sources: dict[int, list[str]] = {}
-    for name, values in (("generation_config", generation_config), ("config", config)):
+    half = (config or {}).get("text_config")
+    named = [("generation_config", generation_config), ("config", config)]
+    if isinstance(half, Mapping):
+        named.append(("config", half))
+    for name, values in named:
         eos = (values or {}).get("eos_token_id")
         for token_id in eos if isinstance(eos, list) else [eos]:
             if token_id is None:
@@ -57,7 +62,9 @@ def collect_stop_ids(
                     f"{name}.json: eos_token_id holds {one_line(repr(token_id), 40)}, "
                     "not a token id or a list of them"
                 )
-            sources.setdefault(token_id, []).append(name)
+            names = sources.setdefault(token_id, [])
+            if name not in names:
+                names.append(name)
     for name, token_id in (more or {}).items():
         if token_id is not None:
             sources.setdefault(token_id, []).append(name)

@@ -7,7 +7,7 @@ import pytest
 from tiny_model import random_tensors, tiny_config, with_fp8, with_int4, write_checkpoint
 
 from diskmoe.engine.cli import main
-from diskmoe.engine.converting import shown_error, shown_seconds
+from diskmoe.engine.converting import progress_lines, shown_error, shown_seconds
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
@@ -82,3 +82,16 @@ def test_times_and_errors_are_said_in_few_figures():
         "100 min",
     ]
     assert [shown_error(e) for e in (0, 0.00412, 0.0652)] == ["exact", "0.41 %", "6.5 %"]
+
+
+def test_the_time_that_is_left_is_reckoned_from_the_first_bytes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Waiting before it, and what an earlier run had done, say nothing of the speed."""
+    now, said = [0.0], list[str]()
+    monkeypatch.setattr("diskmoe.engine.converting.time.perf_counter", lambda: now[0])
+    tell = progress_lines(said.append, "verify")
+    for second, done in ((1000, 500), (1001, 550), (1003, 650), (1010, 1000)):
+        now[0] = second
+        tell(done << 20, 1000 << 20, "a.safetensors")
+    assert [line.rpartition("about ")[2] for line in said] == ["7 s left", "0 s left"]

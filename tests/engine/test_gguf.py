@@ -274,7 +274,9 @@ def test_what_becomes_of_each_type_is_said(tmp_path):
     assert describe_types(checkpoint, plan, "q4", "q8") == (
         "codes of Q4_0 kept, their steps rounded to 8 bits; Q5_0 dequantised, then quantised once"
     )
-    assert describe_types(checkpoint, plan, "q8", None) == "Q4_0 bit for bit; Q5_0 bit for bit"
+    kept = "Q4_0 bit for bit; Q5_0 widened to f32, exactly"
+    assert describe_types(checkpoint, plan, "q8", None) == kept
+    assert describe_types(checkpoint, plan, None, None) == kept
 
 
 @pytest.mark.parametrize(("kind", "best"), [("Q8_0", "q8"), ("MXFP4", "mxfp4"), ("F16", "q4")])

@@ -150,3 +150,39 @@ def test_layers_with_states_are_counted_and_no_mtp_layer_is_missed(
     told = inspected(capsys, str(folder))
     assert "3 layers, 3 with experts, 2 with states" in told
     assert "mtp       none" in told and "announces" not in told
+
+
+def test_what_attention_sees_is_told(repo_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    golden = repo_root / "tests/golden"
+    assert "latents of 32, 10 keys chosen by 1 of 2 layers" in inspected(
+        capsys, str(golden / "glm_moe_dsa")
+    )
+    assert "the last 4 keys in 2 of 3 layers" in inspected(capsys, str(golden / "gpt_oss"))
+    found = as_json(capsys, golden / "glm_moe_dsa")
+    assert (found["latent"]["rank"], found["indexer"]["top"]) == (24, 10)
+
+
+def test_a_model_without_experts_is_told_and_converted(
+    tmp_path: Path, repo_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = repo_root / "tests/golden/llama", tmp_path / "out"
+    assert main(["convert", str(model), str(out)]) == 0
+    said = capsys.readouterr().err
+    assert "llama, 3 layers, no experts" in said and "dense in q8" in said
+    for folder, formats in ((model, ["bf16"]), (out, ["q8"])):
+        assert "experts   none: every layer is dense" in inspected(capsys, str(folder))
+        found = as_json(capsys, folder)
+        assert found["dense_formats"] == formats
+        assert found["expert_bytes"] == found["experts_bytes"] == found["bytes_per_cold_token"] == 0
+
+
+def test_a_vocabulary_that_is_not_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Kimi-K2 has it on the hub."""
+    raw = tiny_config("kimi_k2")
+    folder = write_checkpoint(tmp_path / "model", raw, random_tensors(raw, 1))
+    (folder / "tiktoken.model").write_text("IQ== 0")
+    assert "tokenizer none (tiktoken.model is not read): prompts" in inspected(capsys, str(folder))
+    assert main(["--model", str(folder), "--prompt", "Hello"]) == 2
+    assert "no tokenizer.json (tiktoken.model is not read): give" in capsys.readouterr().err

@@ -237,6 +237,7 @@ def test_layers_that_choose_keys_are_listed_or_a_pattern_or_every_so_many(change
         ("indexer_types", ["shared", "full", "full"]),
         ("indexer_types", ["full", "full"]),
         ("indexer_types", ["full", "full", "dense"]),
+        ("indexer_types", ["full", {}, "full"]),
         ("indexer_types", 3),
         ("index_topk", 0),
         ("index_n_heads", 1 << 20),

@@ -205,6 +205,12 @@ def test_a_stop_id_outside_the_vocabulary_is_told_but_not_used():
     assert sources == {50279: "config (ignored: the model has 100 ids)"}
 
 
+def test_stops_of_a_text_half_are_those_of_the_model():
+    config = {"eos_token_id": 7, "text_config": {"eos_token_id": [7, 9]}}
+    assert collect_stop_ids(100, None, config) == ({7, 9}, {7: "config", 9: "config"})
+    assert collect_stop_ids(100, None, {"text_config": "?"}) == (frozenset(), {})
+
+
 @pytest.mark.parametrize("eos", ["</s>", True, [1, 2.5], {}])
 def test_a_stop_id_that_is_no_number_is_a_bad_model(eos):
     with pytest.raises(BadModel, match="generation_config.json: eos_token_id"):
