@@ -21,6 +21,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from diskmoe.mtp.acceptance import Acceptance
+from diskmoe.mtp.costs import OUTLIER
 from diskmoe.mtp.guard import PAUSE, WINDOW, Guard
 from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import Draft, DraftSource
@@ -28,6 +29,7 @@ from diskmoe.mtp.source import Draft, DraftSource
 OTHER_MOST = 16  # drafts of a source that is no grammar, in one forward
 LEAST_REACH = 0.03  # a chain is not worked out beyond where the text comes so rarely
 _MEMORY = 16  # drafts that the price of a source's drafts remembers
+_AT_ONCE = 8  # tokens that a source reads with a draft as if they were one
 
 
 @dataclass
@@ -55,11 +57,19 @@ class _Entry:
         self.guard = Guard()
         self.account = Account()
         self.acceptance = Acceptance(source.prior, source.grades)
-        self.seconds = 0.0  # that a draft takes; of cheap ones nobody asks
+        self.seconds = 0.0  # that a draft takes, once known; of cheap ones nobody asks
+        self.unread = math.inf  # tokens since it was asked; at first there is the prompt to read
+        self.ended = False  # it has given up, and that was said
 
     def note_seconds(self, seconds: float) -> None:
-        share = 1 / _MEMORY if self.seconds else 1.0
-        self.seconds += (seconds - self.seconds) * share
+        """A draft took so long. After a pause that is the most that it can be: the source had to
+        read up, and counted as the price of drafts that would keep it from being asked again."""
+        if self.unread > _AT_ONCE:
+            self.seconds = min(self.seconds, seconds)
+        elif self.seconds:
+            self.seconds += (min(seconds, OUTLIER * self.seconds) - self.seconds) / _MEMORY
+        else:
+            self.seconds = seconds
 
 
 @dataclass(frozen=True)
@@ -202,11 +212,12 @@ class Composer:
                     break
                 if not self._pays(entry, found):
                     break
-        if not entry.source.cheap:
+        if not entry.source.cheap and self.planner.fixed is None:
             seconds = time.perf_counter() - began
             self._spent += seconds
             if found:
                 entry.note_seconds(seconds / len(found))
+            entry.unread = 0
         return found
 
     def _pays(self, entry: _Entry, found: list[Draft]) -> bool:
@@ -250,6 +261,7 @@ class Composer:
                 self._chain = []
         for entry in self._entries:
             entry.guard.emitted()
+            entry.unread += 1
             entry.source.observe([token])
             self._note(entry)
         return accepted
@@ -267,7 +279,8 @@ class Composer:
 
     def _note(self, entry: _Entry) -> None:
         gave_up = entry.source.gave_up
-        if gave_up and not entry.account.off:
+        if gave_up and not entry.ended:
+            entry.ended = True
             self._say(f"note      {entry.source.name} drafts end: {gave_up}")
         entry.account.pauses = entry.guard.pauses
         entry.account.off = entry.guard.off or bool(gave_up)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 MEMORY = 8  # forwards that a running mean of seconds remembers
 ROW_MEMORY = 16  # and of a row's misses
 ROW_SHARE = 0.5  # of a forward of one row, that a second row costs until that was seen
-_OUTLIER = 3.0  # times the mean: the machine was busy with something else
+OUTLIER = 3.0  # times the mean: the machine was busy with something else
 
 
 class _Mean:
@@ -55,7 +55,7 @@ class Costs:
         rows, work = len(misses), max(seconds - waited, 0.0)
         mean = self._work.setdefault(rows, _Mean(MEMORY))
         if mean.count > 1:
-            work = min(work, _OUTLIER * mean.value)
+            work = min(work, OUTLIER * mean.value)
         mean.add(work)
         self._fit()
         for row, missed in enumerate(misses):

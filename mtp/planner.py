@@ -74,8 +74,9 @@ class Planner:
 
     def choose(self, chances: Sequence[float], spent: float, idle: bool) -> int:
         """How many of these drafts to submit. idle: there was a source that was not even asked."""
-        k, rate = self.best(chances, spent)
+        k, rate = len(chances), 0.0
         if self.fixed is None:
+            k, rate = self.best(chances, spent)
             if self._is_plain_due and rate < SO_MUCH_BETTER / self._seconds[0]:
                 self.picked(0)
                 return 0

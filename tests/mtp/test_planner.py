@@ -92,7 +92,8 @@ def test_a_fixed_number_of_drafts_asks_for_no_price() -> None:
     made = Planner(fixed=3)
     made.begin(8)
     assert made.choose([0.1, 0.1, 0.1], 9.0, False) == 3
-    assert made.summary()["depths"] == {"3": 1} and made.declined == 0
+    assert made.choose([1e-9] * 8, 0.0, False) == 8  # a sum that they do not change is none either
+    assert made.summary()["depths"] == {"3": 1, "8": 1} and made.declined == 0
 
 
 def test_costs_of_rows_never_seen_are_on_the_line_through_those_that_were() -> None:
