@@ -132,9 +132,8 @@ def _cells(
 ) -> Iterator[Cell]:
     from diskmoe.engine.api import Model
     from diskmoe.engine.run import options_from
-    from diskmoe.engine.settings import BY_NAME
 
-    disks = [BY_NAME["DISK_BPS"].parse(d) for d in _parts(line, "--disks", "200M,1G,0")]
+    disks = _disks(line.flags.get("--disks", "200M,1G,0"))
     tokens, repeat = line.whole("--tokens", 8, 4096, 96), line.whole("--repeat", 1, 100, 2)
     options = options_from(line.values)
     experts = _experts(path)
@@ -154,8 +153,17 @@ def _experts(path: Path) -> int:
     return prepared.opened.config.experts
 
 
-def _parts(line: Words, flag: str, default: str) -> list[str]:
-    return line.flags.get(flag, default).replace(",", " ").split()
+def _disks(text: str) -> list[int | None]:
+    """Bytes a second of each disk in a list, None for as fast as it is."""
+    from diskmoe.engine.settings import BY_NAME
+
+    try:
+        found = [BY_NAME["DISK_BPS"].parse(part) for part in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise BadRequest(f"--disks is {text[:60]!r}; each must be {error}") from None
+    if not found:
+        raise BadRequest("--disks is empty; it must be a list like 200M,1G,0")
+    return list(dict.fromkeys(found))
 
 
 def _measured(

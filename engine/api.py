@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.draft_head import load_head
-from diskmoe.engine.drafting import Helpers, composer_of
+from diskmoe.engine.drafting import Experience, Helpers, composer_of
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
 from diskmoe.engine.kernels.workers import Workers
@@ -56,7 +56,6 @@ from diskmoe.experts.usage import UsageHistory
 from diskmoe.experts.watch import MemoryWatch
 from diskmoe.grammar_draft.library import load as load_grammar
 from diskmoe.grammar_draft.rules import Grammar
-from diskmoe.mtp.costs import Costs
 from diskmoe.mtp.draft_model import DraftModelSource
 from diskmoe.mtp.head import MtpSource
 from diskmoe.mtp.source import DraftSource
@@ -177,7 +176,7 @@ class Model:
         recorders = [part.record for part in (self._trace, history) if part is not None]
         if recorders:
             transformer.record_with(_to_each(recorders))
-        self._costs = Costs()
+        self._experience = Experience()
         self._runs = 0
         self._closed = False
 
@@ -364,7 +363,7 @@ class Model:
             vocab,
             self.options,
             self.helpers,
-            self._costs,
+            self._experience,
             self._say,
         )
         if drafts is not None:

@@ -36,7 +36,7 @@ def make_corpus(texts: Sequence[Path], model: Path, out: Path, say: Say) -> None
     tokenizer = load_tokenizer(model, read_config(config, str(model / "config.json")).vocab)
     if tokenizer is None:
         raise BadRequest(f"a corpus is of text, and {model} has no tokenizer.json")
-    if out.exists():
+    if out.exists() or out.is_symlink():  # one that leads nowhere is there too
         raise BadOutput(f"{out}: is there already; remove it or name a new directory")
     unfinished = out.with_name(f".{out.name[:50]}.{os.getpid()}.tmp")
     started = time.perf_counter()
@@ -75,7 +75,10 @@ def _documents(texts: Sequence[Path], tokenizer: TextTokenizer, say: Say) -> Ite
     tokens, told = 0, time.perf_counter()
     for path in texts:
         for text in _lines(path) if path.suffix.lower() in LINES else _pieces(path):
-            ids = tokenizer.encode(text)
+            try:
+                ids = tokenizer.encode(text)
+            except BadRequest as error:
+                raise BadRequest(f"{path}: {error}") from None
             if not ids:
                 continue
             yield ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diskmoe.engine.corpora import open_corpus
 from diskmoe.engine.draft_model import DraftModel
@@ -18,6 +18,7 @@ from diskmoe.experts.budget import shown_bytes
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.mtp.acceptance import Acceptance
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.corpus import MAPPED_BYTES, Corpus, CorpusSource
 from diskmoe.mtp.costs import Costs
@@ -49,6 +50,15 @@ def grammar_of(grammar: str | None, schema: str | None, text: TextSide, say: Say
     for note in found.notes:
         say(f"note      {found.name}: {note}")
     return found
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What is known of a model from one text to the next: what its forwards cost, and how often the
+    models that draft for it were right."""
+
+    costs: Costs = field(default_factory=Costs)
+    chances: dict[str, Acceptance] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,11 +122,11 @@ def composer_of(
     vocab: int,
     options: Options,
     helpers: Helpers,
-    costs: Costs,
+    experience: Experience,
     say: Say,
 ) -> Composer | None:
     """What drafts for one run; None: nothing does. ``vocab``: ids of the model are below it;
-    models: sources that are models themselves; costs: of the model's forwards, as known so far.
+    models: sources that are models themselves; experience: of other texts, added to.
 
     Raises:
         BadRequest: a grammar where the model has no tokenizer.
@@ -132,8 +142,17 @@ def composer_of(
     others += models
     if not options.draft_rows or not (forced or others):
         return None
-    planner = Planner(options.draft, costs)
-    return Composer(forced, others, vocab, options.draft_rows, planner, options.guard, say)
+    planner = Planner(options.draft, experience.costs)
+    return Composer(
+        forced,
+        others,
+        vocab,
+        options.draft_rows,
+        planner,
+        options.guard,
+        say,
+        experience.chances,
+    )
 
 
 def _grammar_source(

@@ -21,13 +21,16 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from diskmoe.mtp.acceptance import Acceptance
+from diskmoe.mtp.costs import OUTLIER
 from diskmoe.mtp.guard import PAUSE, WINDOW, Guard
 from diskmoe.mtp.planner import Planner
 from diskmoe.mtp.source import Draft, DraftSource
 
 OTHER_MOST = 16  # drafts of a source that is no grammar, in one forward
+MODEL_MOST = 4  # drafts of a model that are reckoned with before it is asked
 LEAST_REACH = 0.03  # a chain is not worked out beyond where the text comes so rarely
 _MEMORY = 16  # drafts that the price of a source's drafts remembers
+_AT_ONCE = 8  # tokens that a source reads with a draft as if they were one
 
 
 @dataclass
@@ -55,11 +58,19 @@ class _Entry:
         self.guard = Guard()
         self.account = Account()
         self.acceptance = Acceptance(source.prior, source.grades)
-        self.seconds = 0.0  # that a draft takes; of cheap ones nobody asks
+        self.seconds = 0.0  # that a draft takes, once known; of cheap ones nobody asks
+        self.unread = math.inf  # tokens since it was asked; at first there is the prompt to read
+        self.ended = False  # it has given up, and that was said
 
     def note_seconds(self, seconds: float) -> None:
-        share = 1 / _MEMORY if self.seconds else 1.0
-        self.seconds += (seconds - self.seconds) * share
+        """A draft took so long. After a pause that is the most that it can be: the source had to
+        read up, and counted as the price of drafts that would keep it from being asked again."""
+        if self.unread > _AT_ONCE:
+            self.seconds = min(self.seconds, seconds)
+        elif self.seconds:
+            self.seconds += (min(seconds, OUTLIER * self.seconds) - self.seconds) / _MEMORY
+        else:
+            self.seconds = seconds
 
 
 @dataclass(frozen=True)
@@ -84,12 +95,18 @@ class Composer:
         planner: Planner | None = None,
         guard: bool = True,
         say: Callable[[str], None] = lambda line: None,
+        known: dict[str, Acceptance] | None = None,
     ) -> None:
         """forced: sources of near-certain spans; others: of guesses, of which the best is taken.
         most: drafts of a forward. guard: whether sources that are mostly wrong go off. say: gets
-        one line when one does."""
+        one line when one does. known: how often models that draft were right in other texts, by
+        their name; it is added to. What is looked up is another matter in each text."""
+        known = {} if known is None else known
         self._forced = [_Entry(source) for source in forced]
         self._others = [_Entry(source) for source in others]
+        for entry in self._others:
+            if not entry.source.cheap:
+                entry.acceptance = known.setdefault(entry.source.name, entry.acceptance)
         self._entries = [*self._forced, *self._others]
         self._vocab_size = vocab_size
         self._most = most
@@ -130,7 +147,7 @@ class Composer:
         while True:
             before = len(self._chain)
             for entry in self._forced:
-                self._extend(entry, self._drafts(entry, limit - len(self._chain)))
+                self._chain += self._links(entry, limit - len(self._chain))
             if before and len(self._chain) == before:
                 return idle  # nothing is forced behind what others said
             room = min(limit - len(self._chain), others)
@@ -143,92 +160,86 @@ class Composer:
 
     def _add_best(self, room: int) -> bool:
         """Adds what the best of the other sources says; True when one was not asked."""
-        _, most = self.planner.best(self._chances, self._spent)
+        chances = self._chances
+        _, bar = self.planner.best(chances, self._spent)
         costly: tuple[float, _Entry] | None = None
-        best: tuple[float, _Entry, list[Draft]] | None = None
+        best: list[_Link] = []
+        most = 0.0
         for entry in self._others:
-            if entry.source.cheap:
-                drafts = self._drafts(entry, room)
-                links = self._links(entry, drafts)
-                chances = [*self._chances, *(link.chance for link in links)]
-                _, rate = self.planner.best(chances, self._spent)
-                if drafts and (best is None or rate > best[0]):
-                    best = rate, entry, drafts
-            elif self._allowed(entry, room):
-                likely = [entry.acceptance.chance(place) for place in range(room)]
-                chances = [*self._chances, *likely]
-                rate = self._costly_rate(chances, len(self._chain), entry.seconds)
-                if costly is None or rate > costly[0]:
+            if not entry.source.cheap:
+                rate = self._likely_rate(entry, chances, self._allowed(entry, room))
+                if rate and (costly is None or rate > costly[0]):
                     costly = rate, entry
-        if costly is not None:
-            bar = max(most, best[0] if best is not None else 0.0)
-            if costly[0] > bar or (self.planner.probing and best is None):
-                self._extend(costly[1], self._drafts(costly[1], room))
-                return False
-        if best is not None:
-            self._extend(best[1], best[2])
+                continue
+            links = self._links(entry, room)
+            _, rate = self.planner.best([*chances, *(link.chance for link in links)], self._spent)
+            if links and rate > most:
+                most, best = rate, links
+        if costly is not None and (
+            costly[0] > max(bar, most) or (self.planner.probing and not best)
+        ):
+            self._chain += self._links(costly[1], room)
+            return False
+        self._chain += best
         return costly is not None
 
-    def _costly_rate(self, chances: list[float], before: int, each: float) -> float:
-        """The best rate with drafts behind the first `before` that take `each` seconds."""
-        found = 0.0
-        for k in range(before + 1, len(chances) + 1):
-            spent = self._spent + each * (k - before)
-            found = max(found, self.planner.rate(chances[:k], spent))
+    def _likely_rate(self, entry: _Entry, chances: list[float], room: int) -> float:
+        """The best rate with drafts of a model behind the chain, before it is asked for any."""
+        chances, found = [*chances], 0.0
+        for place in range(min(room, MODEL_MOST)):
+            chances.append(entry.acceptance.chance(place))
+            spent = self._spent + entry.seconds * (place + 1)
+            found = max(found, self.planner.rate(chances, spent))
         return found
+
+    def _said(self, entry: _Entry) -> int:
+        """How many drafts of a source the chain has."""
+        return sum(link.entry is entry for link in self._chain)
 
     def _allowed(self, entry: _Entry, room: int) -> int:
         """How many more drafts of a source the chain may have."""
         if not self._guard or room <= 0:
             return room
-        said = sum(link.entry is entry for link in self._chain)
+        said = self._said(entry)
         return min(room, entry.guard.allowed(room + said) - said)
 
-    def _drafts(self, entry: _Entry, room: int) -> list[Draft]:
-        """What a source says behind the chain, up to the first that is no id of the model; of one
-        whose drafts cost a forward of their own, as long as the next is likely to pay."""
-        room = self._allowed(entry, room)
-        found: list[Draft] = []
+    def _links(self, entry: _Entry, room: int) -> list[_Link]:
+        """What a source says behind the chain, up to the first that is no id of the model and for as
+        long as the next may be of use."""
+        room, said = self._allowed(entry, room), self._said(entry)
+        found: list[_Link] = []
         if room <= 0:
             return found
-        chain = [link.draft.token for link in self._chain]
+        chances, reach = self._chances, math.prod(self._chances)
         began = time.perf_counter()
-        with closing(entry.source.drafts(chain)) as drafts:
+        with closing(entry.source.drafts([link.draft.token for link in self._chain])) as drafts:
             for draft in drafts:
                 if not 0 <= draft.token < self._vocab_size:
                     break
-                found.append(draft)
-                if len(found) >= room:
+                place = said + len(found)
+                link = _Link(entry, draft, place, entry.acceptance.chance(place, draft.grade))
+                found.append(link)
+                chances.append(link.chance)
+                reach *= link.chance
+                if len(found) == room or not self._goes_on(entry, chances, reach):
                     break
-                if not self._pays(entry, found):
-                    break
-        if not entry.source.cheap:
+        if not entry.source.cheap and self.planner.fixed is None:
             seconds = time.perf_counter() - began
             self._spent += seconds
             if found:
                 entry.note_seconds(seconds / len(found))
+            entry.unread = 0
         return found
 
-    def _pays(self, entry: _Entry, found: list[Draft]) -> bool:
-        """Whether one more draft is likely to be worth working it out."""
+    def _goes_on(self, entry: _Entry, chances: list[float], reach: float) -> bool:
+        """Whether one more draft of a source is likely to be worth working it out."""
         if self.planner.fixed is not None or entry in self._forced:
             return True
-        chances = [*self._chances, *(link.chance for link in self._links(entry, found))]
         if entry.source.cheap:
-            return math.prod(chances) >= LEAST_REACH
+            return reach >= LEAST_REACH
+        more = [*chances, entry.acceptance.chance(len(chances) - len(self._chain))]
         here = self.planner.rate(chances, self._spent)
-        more = [*chances, entry.acceptance.chance(len(found))]
         return self.planner.rate(more, self._spent + entry.seconds) > here
-
-    def _links(self, entry: _Entry, drafts: Sequence[Draft]) -> list[_Link]:
-        said = sum(link.entry is entry for link in self._chain)
-        return [
-            _Link(entry, draft, place, entry.acceptance.chance(place, draft.grade))
-            for place, draft in enumerate(drafts, said)
-        ]
-
-    def _extend(self, entry: _Entry, drafts: Sequence[Draft]) -> None:
-        self._chain += self._links(entry, drafts)
 
     def forwarded(self, seconds: float, waited: float, misses: Sequence[float]) -> None:
         """What the forward over the drafts took; see ``Costs.measured``."""
@@ -250,6 +261,7 @@ class Composer:
                 self._chain = []
         for entry in self._entries:
             entry.guard.emitted()
+            entry.unread += 1
             entry.source.observe([token])
             self._note(entry)
         return accepted
@@ -267,7 +279,8 @@ class Composer:
 
     def _note(self, entry: _Entry) -> None:
         gave_up = entry.source.gave_up
-        if gave_up and not entry.account.off:
+        if gave_up and not entry.ended:
+            entry.ended = True
             self._say(f"note      {entry.source.name} drafts end: {gave_up}")
         entry.account.pauses = entry.guard.pauses
         entry.account.off = entry.guard.off or bool(gave_up)

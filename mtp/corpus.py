@@ -225,13 +225,16 @@ def _facts(path: Path) -> dict[str, Any]:
     """corpus.json, checked."""
     file = path / "corpus.json"
     try:
+        _refuse_pipe(file)
         with file.open("rb") as opened:
-            facts = json.loads(opened.read(_MOST_FACTS).decode())
+            raw = opened.read(_MOST_FACTS)
     except OSError as error:
         raise BadCorpus(
             f"{file}: cannot be read ({error.strerror or error}); a corpus is a directory made by "
             "diskmoe corpus"
         ) from None
+    try:
+        facts = json.loads(raw.decode())
     except (ValueError, RecursionError):
         facts = None
     wanted = {"version": int, "vocabulary": str, "documents": int, "tokens": int}
@@ -252,8 +255,14 @@ def _facts(path: Path) -> dict[str, Any]:
     return facts
 
 
+def _refuse_pipe(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise BadCorpus(f"{path}: not a regular file")  # a pipe would be waited for without end
+
+
 def _mapped(path: Path, nbytes: int) -> mmap.mmap:
     try:
+        _refuse_pipe(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != nbytes:

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 MEMORY = 8  # forwards that a running mean of seconds remembers
 ROW_MEMORY = 16  # and of a row's misses
 ROW_SHARE = 0.5  # of a forward of one row, that a second row costs until that was seen
-PREPARING = 1.15  # times as long, spread over the forwards to come: a number of rows seen first
-_OUTLIER = 3.0  # times the mean: the machine was busy with something else
+OUTLIER = 3.0  # times the mean: the machine was busy with something else
 
 
 class _Mean:
@@ -56,7 +55,7 @@ class Costs:
         rows, work = len(misses), max(seconds - waited, 0.0)
         mean = self._work.setdefault(rows, _Mean(MEMORY))
         if mean.count > 1:
-            work = min(work, _OUTLIER * mean.value)
+            work = min(work, OUTLIER * mean.value)
         mean.add(work)
         self._fit()
         for row, missed in enumerate(misses):
@@ -104,15 +103,13 @@ class Costs:
         return (mean.value * mean.count + work) / (mean.count + 1)  # the line is one of many
 
     def all_seconds(self, most: int) -> list[float]:
-        """T(1), ..., T(most), none below the one before: noise must not make a row a gift. Numbers
-        of rows that were never seen cost their preparation. While nothing was measured, all is in
-        forwards of one row, not in seconds."""
+        """T(1), ..., T(most), none below the one before: noise must not make a row a gift. While
+        nothing was measured they are in forwards of one row, not in seconds."""
         if not self._work:
             return [1 + row * ROW_SHARE for row in range(most)]
         found: list[float] = []
         waited, each = 0.0, self.wait_per_miss
         for rows in range(1, most + 1):
             waited += each * self.misses(rows - 1)
-            work = self._work_of(rows) * (1.0 if rows in self._work else PREPARING)
-            found.append(max([work + waited, 1e-9, *found[-1:]]))
+            found.append(max([self._work_of(rows) + waited, 1e-9, *found[-1:]]))
         return found

@@ -70,6 +70,8 @@ class DraftModelSource:
 
     def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
         """As the small model goes on; none where it has much to read first: the prompt at least."""
+        if self.gave_up:
+            return
         for place, token in enumerate(chain, len(self._text)):
             self._check(place, token)
         told = len(self._text)
@@ -77,7 +79,7 @@ class DraftModelSource:
         kept = len(self._fed)
         self._model.kv.trim(kept)
         rest = [*self._text[kept:], *chain[max(0, kept - told) :]]
-        if not self._can_read(rest):
+        if not self._can_read(rest, told - kept):
             return
         behind = len(rest) > _BEHIND
         while len(rest) > (1 if behind else _CHUNK):
@@ -93,7 +95,7 @@ class DraftModelSource:
                 return
             yield draft
             rest = [draft.token]
-            if not self._can_read(rest):
+            if not self._can_read(rest, 0):
                 return
 
     def observe(self, tokens: Sequence[int]) -> None:
@@ -106,12 +108,21 @@ class DraftModelSource:
         if place < len(self._fed) and self._fed[place] != token:
             del self._fed[place:]
 
-    def _can_read(self, tokens: Sequence[int]) -> bool:
-        if len(tokens) > self._model.kv.room:
-            self.gave_up = f"the small model's context of {len(self._fed)} tokens is full"
-        elif max(tokens) >= self._model.vocab_size:
-            self.gave_up = f"the small model has no token {max(tokens)}"
-        return not self.gave_up
+    def _can_read(self, rest: Sequence[int], emitted: int) -> bool:
+        """Whether it can go through these; the first so many are of the text and will stay, so what
+        they forbid ends it, and the rest are drafts, which may be wrong."""
+        room = self._model.kv.room
+        for tokens in (rest[:emitted], rest):
+            if len(tokens) > room:
+                why = f"the small model's context of {len(self._fed) + room} tokens is full"
+            elif max(tokens, default=0) >= self._model.vocab_size:
+                why = f"the small model has no token {max(tokens)}"
+            else:
+                continue
+            if len(tokens) == emitted:
+                self.gave_up = why
+            return False
+        return True
 
     def _feed(self, tokens: Sequence[int], rows: Literal["last", "none"]) -> Floats:
         logits = self._model.forward(tokens, rows)
@@ -120,11 +131,11 @@ class DraftModelSource:
 
     def _draft(self, logits: Floats, ahead: int) -> Draft | None:
         """The next draft; None where the small model is not sure enough of it."""
-        most = logits.max()
-        total = float(np.exp(logits - most).sum())
-        if not np.isfinite(total):
+        if not np.isfinite(logits).all():
             self.gave_up = "the small model computed what is no number"
             return None
+        most = logits.max()
+        total = float(np.exp(logits - most).sum())
         token = self._guess(logits, ahead)
         probability = float(np.exp(logits[token] - most)) / total
         if probability < self._p_min:

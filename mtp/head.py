@@ -81,7 +81,6 @@ class MtpSource:
     prior = (0.8, 0.6, 0.5)
     grades = (0.22, 0.37, 0.68, 0.9)  # of the first draft, as seen with the demo model
     cheap = False
-    gave_up = ""
 
     def __init__(
         self, layer: MtpLayer, hidden: int, guess: Guess = _likeliest, reused: int = 0
@@ -91,7 +90,10 @@ class MtpSource:
         these the head keeps what it has: positions are relative, so others may be missing."""
         self._layer = layer
         self._guess = guess
-        layer.kv.trim(min(reused, layer.kv.length))
+        self.gave_up = ""
+        self._reused: int | None = (
+            reused  # until its first row comes: another text may run till then
+        )
         self._tokens: list[int] = []  # that wait, with the states before them
         self._states = np.empty((WAITING_ROWS, hidden), np.float32)
         self._latest: Floats | None = None  # g of the row absorbed last
@@ -99,6 +101,9 @@ class MtpSource:
     def absorb(self, tokens: Sequence[int], states: Floats) -> None:
         """The model's rows went on by these tokens: states (n, hidden) after the final norm, row i
         the one before tokens[i]. They are not kept beyond the call."""
+        if self._reused is not None:
+            self._layer.kv.trim(min(self._reused, self._layer.kv.length))
+            self._reused = None
         if len(tokens) >= WAITING_ROWS:
             self._catch_up()
             self._latest = self._fed(tokens, states, prompt=True)
@@ -112,7 +117,7 @@ class MtpSource:
     def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
         """Up to `MOST_DEPTH`, the drafts of others in `chain` counted: what the head sees of itself
         gets worse with every step."""
-        if len(chain) >= MOST_DEPTH:
+        if len(chain) >= MOST_DEPTH or self.gave_up:
             return
         self._catch_up()
         state, kv = self._latest, self._layer.kv
@@ -123,7 +128,11 @@ class MtpSource:
             for token in chain:
                 state = self._fed([token], state[None])
             for ahead in range(len(chain), MOST_DEPTH):
-                draft = self._draft(self._layer.logits(state), ahead)
+                logits = self._layer.logits(state)
+                if not np.isfinite(logits).all():
+                    self.gave_up = "it computed what is no number"
+                    return
+                draft = self._draft(logits, ahead)
                 yield draft
                 if ahead + 1 == MOST_DEPTH or kv.length == kv.capacity:
                     return

@@ -20,9 +20,6 @@ SO_MUCH_BETTER = 2.0  # ... unless drafts are so many times as fast, or so they 
 DEEPER_EVERY = 16  # choices; twice as many each time that drafts do not pay at all, up to
 MOST_WAIT = 256
 _FIRST_PLAIN = 4  # forwards with drafts until one without is known
-# numbers of drafts that are chosen from: what a forward of so many rows costs is then soon known,
-# and engines prepare some work for each number of rows
-STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 _SHOWN = 8  # places and rows in the report
 
 
@@ -60,29 +57,29 @@ class Planner:
         return expected / (self._seconds[min(len(chances), len(self._seconds) - 1)] + spent)
 
     def best(self, chances: Sequence[float], spent: float = 0.0) -> tuple[int, float]:
-        """(k, its rate) of the best k first drafts of these chances, k one of `STEPS` or, of fixed
-        numbers, any."""
+        """(k, its rate) of the best k first drafts of these chances."""
         expected = reach = 1.0
         best, most = 0, 1.0 / (self._seconds[0] + spent)
         for k, chance in enumerate(chances[: len(self._seconds) - 1], 1):
             reach *= chance
             expected += reach
             rate = expected / (self._seconds[k] + spent)
-            if rate > most and (k in STEPS or self.fixed is not None):
+            if rate > most:
                 best, most = k, rate
         return best, most
 
     def choose(self, chances: Sequence[float], spent: float, idle: bool) -> int:
         """How many of these drafts to submit. idle: there was a source that was not even asked."""
-        k, rate = self.best(chances, spent)
+        k, rate = len(chances), 0.0
         if self.fixed is None:
+            k, rate = self.best(chances, spent)
             if self._is_plain_due and rate < SO_MUCH_BETTER / self._seconds[0]:
                 self.picked(0)
                 return 0
             if self.probing:
                 self._wait = DEEPER_EVERY if k else min(2 * self._wait, MOST_WAIT)
                 self._until_deeper = self._wait
-                k = min((step for step in STEPS if k < step <= len(chances)), default=k)
+                k = min(k + 1, len(chances))
             self.declined += not k and bool(chances or idle)
         self.picked(k)
         return k

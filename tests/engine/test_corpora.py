@@ -88,6 +88,7 @@ def test_a_model_without_a_tokenizer_has_no_corpus(tiny: Path, tmp_path: Path) -
         ("a.ndjson", b"\xff", "line 1 is not JSON"),
         ("a.txt", b"on \xff", "is not UTF-8 text"),
         ("a.txt", b"", "there is no token in it"),
+        ("a.jsonl", rb'"on \ud800"', "a.jsonl: the text is not valid Unicode"),
     ],
 )
 def test_what_is_no_text_is_refused_and_nothing_is_left(
@@ -103,6 +104,16 @@ def test_a_directory_that_is_there_is_left_alone(model: Path, tmp_path: Path) ->
     (tmp_path / "a.txt").write_text("on")
     with pytest.raises(BadOutput, match="is there already; remove it or name a new directory"):
         make_corpus([tmp_path / "a.txt"], model, tmp_path, print)
+
+
+def test_a_link_that_leads_nowhere_is_left_alone(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("on")
+    try:
+        (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    except OSError:
+        pytest.skip("links cannot be made here")
+    with pytest.raises(BadOutput, match="is there already"):
+        make_corpus([tmp_path / "a.txt"], model, tmp_path / "out", print)
 
 
 def test_a_text_longer_than_a_piece_is_cut_where_a_line_ends(

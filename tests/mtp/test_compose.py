@@ -3,6 +3,8 @@
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.guard import PAUSE, WINDOW
 from diskmoe.mtp.planner import Planner
@@ -130,6 +132,16 @@ def test_a_source_that_gives_up_says_so_once() -> None:
     assert said == ["note      says drafts end: it is too hard"] and drafts.accounts["says"].off
 
 
+def test_a_source_that_gives_up_while_the_guard_has_it_off_says_so_too() -> None:
+    said: list[str] = []
+    source = Says([1])
+    drafts = composer(source, say=said.append)
+    fail(drafts, WINDOW)
+    source.gave_up = "it is too hard"
+    fail(drafts, 3)
+    assert [line.split()[0] for line in said] == ["guard", "note"]
+
+
 @dataclass
 class Table(Says):
     """A source that goes on from the chain's last token."""
@@ -175,6 +187,62 @@ def test_a_source_that_costs_a_forward_is_asked_for_no_more_than_pays() -> None:
     drafts = composer(dear, planner=planner(1e-3, 1e-3))
     assert proposed(drafts, 8) == [] and dear.asked == 0
     assert drafts.planner.declined == 1
+
+
+@dataclass
+class Slow(Says):
+    """Reads the prompt when it is asked first, for so many seconds, and then takes none."""
+
+    clock: list[float] = field(default_factory=lambda: [0.0])
+    reading: float = 1.0
+    each: float = 0.0
+
+    def drafts(self, chain: Sequence[int]) -> Generator[Draft, None, None]:
+        self.clock[0] += self.reading + self.each
+        self.reading = 0.0
+        yield from super().drafts(chain)
+
+
+def test_what_a_source_reads_before_its_first_draft_is_no_price_of_drafts(monkeypatch) -> None:
+    """It made sources look dear and kept them from being asked until it was forgotten."""
+    head = Slow([1], "mtp", prior=(0.9,), cheap=False)
+    monkeypatch.setattr("time.perf_counter", lambda: head.clock[0])
+    drafts = composer(head, planner=planner(1e-2, 1e-3))
+    for _ in range(4):
+        assert proposed(drafts, 8) == [1]
+        assert drafts.emitted(1)
+        drafts.emitted(2)
+    assert head.asked == 4
+
+
+def test_what_a_source_reads_after_a_pause_only_ever_makes_its_price_less(monkeypatch) -> None:
+    head = Slow([1], "mtp", prior=(0.9,), cheap=False)
+    monkeypatch.setattr("time.perf_counter", lambda: head.clock[0])
+    drafts = composer(head, planner=planner(1e-2, 1e-3))
+
+    def asked(forwards: int) -> int:
+        before = head.asked
+        for _ in range(forwards):
+            for draft in drafts.propose(8):
+                assert drafts.emitted(draft.token)
+            drafts.emitted(2)
+        return head.asked - before
+
+    assert asked(1) == 1
+    head.each = 0.1  # it is held up when the price is first known
+    assert asked(1) == 1 and asked(1) == 0
+    head.each = 0.0
+    assert asked(40) > 20
+
+
+@pytest.mark.parametrize("seconds", [0.0, 100.0])
+def test_fixed_numbers_of_drafts_are_made_whatever_they_cost(monkeypatch, seconds: float) -> None:
+    head = Slow([1, 2, 3], "mtp", prior=(0.1,), cheap=False, each=seconds)
+    monkeypatch.setattr("time.perf_counter", lambda: head.clock[0])
+    drafts = composer(head, planner=Planner(fixed=2), guard=False)
+    for _ in range(40):
+        assert proposed(drafts, 8) == [1, 2]
+        drafts.emitted(9)
 
 
 def test_drafts_that_were_not_submitted_are_watched_all_the_same() -> None:

@@ -1,6 +1,7 @@
 """Corpora: what they say, by a twin that looks at every place; what is refused; what is written."""
 
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from itertools import islice
@@ -161,3 +162,12 @@ def test_an_order_that_names_places_outside_does_no_harm(corpus: Path) -> None:
     opened = Corpus.open(corpus, ORIGIN)
     for end in range(1, 6):
         assert all(token < 10 for token in said(opened, [1, 2, 3, 4, 5][:end]))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+def test_pipes_are_refused_and_not_waited_for(corpus: Path) -> None:
+    for name in ("order/data.ninja", "corpus.json"):
+        (corpus / name).unlink()
+        os.mkfifo(corpus / name)
+        with pytest.raises(BadCorpus, match="not a regular file"):
+            Corpus.open(corpus, ORIGIN)

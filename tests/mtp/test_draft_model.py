@@ -138,18 +138,29 @@ def test_the_large_models_way_to_choose_is_asked_with_the_place_of_each_draft() 
 
 def test_it_gives_up_where_its_context_ends_or_a_token_is_not_its_own() -> None:
     source = DraftModelSource(Toy(capacity=4), [1, 2], best, p_min=0)
-    assert len(said(source, count=9)) == 3
-    assert source.gave_up == "the small model's context of 4 tokens is full"
+    assert len(said(source, count=9)) == 3 and not source.gave_up
+    source.observe([3, 4, 5])
+    assert said(source) == [] and source.gave_up == "the small model's context of 4 tokens is full"
     source = DraftModelSource(Toy(), [1, VOCAB], best, p_min=0)
     assert said(source) == [] and source.gave_up == f"the small model has no token {VOCAB}"
 
 
-def test_numbers_that_are_none_end_it() -> None:
+def test_drafts_of_others_that_it_cannot_read_do_not_end_it() -> None:
+    source = DraftModelSource(Toy(capacity=4), [1, 2], best, p_min=0)
+    assert said(source, [VOCAB]) == [] == said(source, [3, 4, 5])
+    assert not source.gave_up and said(source, count=1) == written([1, 2], 1)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_none_end_it(number: float) -> None:
     class Broken(Toy):
         def logits(self, tokens: Sequence[int]) -> list[float]:
-            return [np.nan] * VOCAB
+            return [0.0, number, *[0.0] * (VOCAB - 2)]
 
-    source = DraftModelSource(Broken(), [1], best)
+    def strict(logits: npt.NDArray[np.float32], ahead: int) -> int:
+        raise AssertionError("what chooses tokens is asked about numbers alone")
+
+    source = DraftModelSource(Broken(), [1], strict)
     assert said(source) == [] and source.gave_up == "the small model computed what is no number"
 
 

@@ -176,4 +176,33 @@ def test_a_new_text_begins_anew_or_behind_what_it_has_in_common() -> None:
     absorb(source, [5])  # it never comes to this one
     for reused, expected in ((9, 4), (2, 2), (0, 0)):
         source = MtpSource(layer, HIDDEN, reused=reused)
-        assert layer.kv.length == expected and tokens_of(source) == []
+        assert tokens_of(source) == []
+        absorb(source, [6])
+        assert tokens_of(source) and layer.kv.length == expected + 1
+
+
+def test_what_another_text_leaves_behind_before_the_first_row_is_no_part_of_this_one() -> None:
+    layer = Layer()
+    older, newer = MtpSource(layer, HIDDEN), MtpSource(layer, HIDDEN)
+    absorb(older, [1, 2, 3])
+    tokens_of(older)
+    absorb(newer, [5])
+    assert tokens_of(newer) == [6, 7, 8, 9] and layer.kv.length == 1
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_none_end_it(number: float) -> None:
+    class Broken(Layer):
+        def logits(self, state: Floats) -> Floats:
+            logits = super().logits(state)
+            logits[7] = number
+            return logits
+
+    def strict(logits: Floats, ahead: int) -> int:
+        raise AssertionError("what chooses tokens is asked about numbers alone")
+
+    layer = Broken()
+    source = MtpSource(layer, HIDDEN, strict)
+    absorb(source, [1])
+    assert tokens_of(source) == [] and source.gave_up == "it computed what is no number"
+    assert tokens_of(source) == [] and layer.asked == 1
