@@ -144,22 +144,27 @@ class Composer:
     def _grow(self, limit: int) -> bool:
         """Works the chain out; True where a source was not asked, as it would not pay."""
         others, idle = OTHER_MOST if self.planner.fixed is None else self.planner.fixed, False
-        while True:
-            before = len(self._chain)
-            for entry in self._forced:
-                self._chain += self._links(entry, limit - len(self._chain))
-            if before and len(self._chain) == before:
-                return idle  # nothing is forced behind what others said
-            room = min(limit - len(self._chain), others)
-            before = len(self._chain)
-            if room > 0:
-                idle = self._add_best(room)
-            others -= len(self._chain) - before
-            if len(self._chain) == before:
-                return idle
+        self._force(limit)
+        while (room := min(limit - len(self._chain), others)) > 0:
+            links, idle = self._best_links(room)
+            for link in links:
+                self._chain.append(link)
+                others -= 1
+                if self._force(limit):
+                    break  # what is forced is surer than what the source would say next
+            else:
+                break
+        return idle
 
-    def _add_best(self, room: int) -> bool:
-        """Adds what the best of the other sources says; True when one was not asked."""
+    def _force(self, limit: int) -> bool:
+        """Adds what is forced behind the chain; whether anything is."""
+        before = len(self._chain)
+        for entry in self._forced:
+            self._chain += self._links(entry, limit - len(self._chain))
+        return len(self._chain) > before
+
+    def _best_links(self, room: int) -> tuple[list[_Link], bool]:
+        """What the best of the other sources says, and whether one was not asked."""
         chances = self._chances
         _, bar = self.planner.best(chances, self._spent)
         costly: tuple[float, _Entry] | None = None
@@ -178,10 +183,8 @@ class Composer:
         if costly is not None and (
             costly[0] > max(bar, most) or (self.planner.probing and not best)
         ):
-            self._chain += self._links(costly[1], room)
-            return False
-        self._chain += best
-        return costly is not None
+            return self._links(costly[1], room), False
+        return best, costly is not None
 
     def _likely_rate(self, entry: _Entry, chances: list[float], room: int) -> float:
         """The best rate with drafts of a model behind the chain, before it is asked for any."""

@@ -262,3 +262,10 @@ def planner(base: float, row: float) -> Planner:
     for rows in (1, 2, 3, 4) * 8:
         made.costs.measured(base + row * rows, 0.0, [0] * rows)
     return made
+
+
+def test_a_guess_gives_way_to_what_is_forced_behind_it() -> None:
+    forced = Table([], "grammar", after={1: [7, 8]})
+    guess = Table([], "ngram", after={-1: [1, 2, 3], 8: [4]})
+    drafts = Composer([forced], [guess], 10, most=8, planner=Planner(fixed=8))
+    assert proposed(drafts, 8) == [1, 7, 8, 4]
