@@ -215,11 +215,11 @@ def test_what_cannot_run_is_refused_with_both_numbers(tiny, capsys, words, messa
 
 
 def test_an_unsupported_family_lists_the_supported(tmp_path, capsys) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     assert main(["--model", str(tmp_path), "--prompt-ids", "1"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert "llama" in last and "qwen3_moe" in last and "glm4_moe" in last
+    assert "mamba" in last and "qwen3_moe" in last and "glm4_moe" in last
 
 
 def test_prompt_from_stdin(tiny, capsys, monkeypatch) -> None:
