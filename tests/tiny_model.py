@@ -408,6 +408,16 @@ def running(
 
 
 @contextmanager
+def running_scarce(folder: Path, family: str) -> Iterator[Transformer]:
+    """A random model of a family, written to ``folder``, with its experts in four slots a layer, of
+    eight: drafts evict and pass."""
+    config = tiny_config(family)
+    write_checkpoint(folder, config, random_tensors(config, seed=5))
+    with running(folder, expert_format="q4", dense_format="q8", slots=4) as transformer:
+        yield transformer
+
+
+@contextmanager
 def running_head(
     folder: Path,
     dense_format: str | None = None,

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 from letters import VOCAB, Letters, grammars, literal
-from tiny_model import random_tensors, running, tiny_config, write_checkpoint
+from tiny_model import random_tensors, running, running_scarce, tiny_config, write_checkpoint
 
 from diskmoe.bench.replay import replay
 from diskmoe.bench.trace import read_recording
@@ -48,11 +48,7 @@ class NowAndThenRight:
     params=["qwen3_moe", "glm4_moe", "gpt_oss", "glm_moe_dsa", "qwen3_next", "qwen3_5_moe"],
 )
 def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transformer]:
-    """Experts in four slots a layer, of eight: drafts evict and pass."""
-    path = tmp_path_factory.mktemp(request.param)
-    config = tiny_config(request.param)
-    write_checkpoint(path, config, random_tensors(config, seed=5))
-    with running(path, expert_format="q4", dense_format="q8", slots=4) as transformer:
+    with running_scarce(tmp_path_factory.mktemp(request.param), request.param) as transformer:
         yield transformer
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tiny_model import random_tensors, running, tiny_config, write_checkpoint
+from tiny_model import running_scarce
 
 from diskmoe.engine.api import Model, Options
 from diskmoe.engine.decode import decode
@@ -24,11 +24,7 @@ SAMPLINGS = [Sampling(), Sampling(temperature=0.2, top_k=8, seed=3)]
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "gpt_oss"])
 def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transformer]:
-    """Experts in four slots a layer, of eight: drafts evict and pass."""
-    path = tmp_path_factory.mktemp(request.param)
-    config = tiny_config(request.param)
-    write_checkpoint(path, config, random_tensors(config, seed=5))
-    with running(path, expert_format="q4", dense_format="q8", slots=4) as transformer:
+    with running_scarce(tmp_path_factory.mktemp(request.param), request.param) as transformer:
         yield transformer
 
 
