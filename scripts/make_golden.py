@@ -161,6 +161,18 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 0.5,
         },
     ),
+    "granitemoeshared": (
+        "granitemoeshared",
+        {
+            "num_local_experts": 6,
+            "intermediate_size": 32,
+            "shared_intermediate_size": 48,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 0.5,
+        },
+    ),
     "mixtral": (
         "mixtral",
         {"num_local_experts": 6, "intermediate_size": 32, "rope_theta": 1e6, "sliding_window": 5},
@@ -235,6 +247,21 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             # more than the prompt has: rounding of activations would make another choice
             "index_topk": 10,
             "indexer_types": ["full", "shared"],
+        },
+    ),
+    "deepseek_v32": (
+        "deepseek_v32",
+        {
+            **_LATENT,
+            "q_lora_rank": 20,
+            "n_shared_experts": 1,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "rope_theta": 1e5,
+            "index_n_heads": 8,
+            "index_head_dim": 16,
+            "index_topk": 10,  # as of glm_moe_dsa
         },
     ),
     "glm4_moe_lite": (

@@ -1,8 +1,9 @@
 """``quantization_config`` of a config.json: how a checkpoint's weights are coded, if they are.
 
 The rule of this file: a way that is not carried out exactly is refused, by name and with what is
-supported. Where the codes are, and of which tensors, is told by the tensors themselves
-(``diskmoe.experts.matrices``).
+supported. Where the codes are, of which tensors, and what shares a factor, is told by the tensors
+themselves (``diskmoe.experts.matrices``). Activations are not coded, whatever the file says of them:
+that is a shortcut of other machines, not what the weights were made for.
 """
 
 from collections.abc import Mapping
@@ -11,11 +12,19 @@ from typing import Any
 from diskmoe.experts.errors import BadModel
 
 SUPPORTED = (
-    "supported are fp8 in blocks of 128 x 128, mxfp4 experts of gpt_oss, and compressed-tensors"
-    " pack-quantized int4, symmetric, in groups of 32"
+    "supported are fp8 with factors for blocks of 128 x 128, rows or whole tensors, mxfp4 experts of"
+    " gpt_oss, and compressed-tensors pack-quantized int4, symmetric, in groups of 32"
 )
 _BLOCK = [128, 128]
 _INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+_INT4 |= {"actorder": None}
+_FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
+_STRATEGIES = ("tensor", "channel", "block")
+# formats of compressed-tensors: what we call them, and what their weights must say
+_FORMATS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "pack-quantized": ("int4", _INT4),
+    "float-quantized": ("fp8", _FP8),
+}
 
 
 def quantisation_of(config: Mapping[str, Any], fused_experts: bool, where: str) -> str | None:
@@ -29,23 +38,43 @@ def quantisation_of(config: Mapping[str, Any], fused_experts: bool, where: str) 
     if method == "mxfp4" and fused_experts:
         return "mxfp4"
     if method == "fp8":
-        _expect(found, {"weight_block_size": _BLOCK}, method, where)
+        if found.get("weight_block_size") is not None:
+            _expect(found, {"weight_block_size": _BLOCK}, method, where)
         return "fp8"
     if method == "compressed-tensors":
-        _expect(found, {"format": "pack-quantized"}, method, where)
-        groups = found.get("config_groups")
-        if not isinstance(groups, Mapping) or not groups:
-            raise BadModel(f"{where}: {method} without config_groups; {SUPPORTED}")
-        for group in groups.values():
-            weights = group.get("weights") if isinstance(group, Mapping) else None
-            if not isinstance(weights, Mapping):
-                raise BadModel(f"{where}: a config_group of {method} has no weights; {SUPPORTED}")
-            _expect(weights, {**_INT4, "actorder": None}, method, where)
-        return "int4"
+        return _compressed(found, where)
     raise BadModel(
         f"{where}: the weights are quantised already (quantization_config:"
         f" {str(method)[:40]}); {SUPPORTED}"
     )
+
+
+def _compressed(found: Mapping[str, Any], where: str) -> str:
+    method = "compressed-tensors"
+    name = found.get("format")
+    coding, expected = _FORMATS.get(str(name), (None, {}))
+    if coding is None:
+        raise BadModel(f"{where}: {method} with format {str(name)[:40]}; {SUPPORTED}")
+    groups = found.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise BadModel(f"{where}: {method} without config_groups; {SUPPORTED}")
+    for group in groups.values():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            raise BadModel(f"{where}: a config_group of {method} has no weights; {SUPPORTED}")
+        _expect(group, {"format": None if group.get("format") is None else name}, method, where)
+        _expect(weights, expected, method, where)
+        if coding == "fp8":
+            strategy = weights.get("strategy")
+            if strategy not in _STRATEGIES:
+                allowed = " or ".join(_STRATEGIES)
+                raise BadModel(
+                    f"{where}: {method} with strategy {str(strategy)[:40]}, allowed: {allowed};"
+                    f" {SUPPORTED}"
+                )
+            if strategy == "block":
+                _expect(weights, {"block_structure": _BLOCK}, method, where)
+    return coding
 
 
 def _expect(found: Mapping[str, Any], values: Mapping[str, Any], method: str, where: str) -> None:

@@ -29,6 +29,14 @@ PROMPT = [5, 9, 33, 2, 50, 7, 8, 41, 3, 77, 20, 6]
 TOKENS = 32
 TOLERANCE = 1e-4
 
+# among the pairs of 32 dims and 8 of 16: some stay, some are slowed by all, some by a part
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3_moe", {}),
     "qwen3-no-renorm": ("qwen3_moe", {"norm_topk_prob": False}),
@@ -218,6 +226,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "deepseek-v3.2": ("deepseek_v32", {}),
+    "deepseek-v3.2-odd-heads-bias": (
+        "deepseek_v32",
+        {
+            "index_topk": 5,
+            "index_n_heads": 9,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 2,
+            "attention_bias": True,
+            "rope_scaling": None,
+            "rope_theta": 5e4,
+        },
+    ),
+    "granite-shared": ("granitemoeshared", {}),
+    "granite-shared-none": ("granitemoeshared", {"shared_intermediate_size": 0}),
+    "llama-3.1": ("llama", {"rope_theta": 500000.0, "rope_scaling": LLAMA3}),
+    "qwen3-llama3": ("qwen3_moe", {"rope_scaling": LLAMA3 | {"high_freq_factor": 2.0}}),
     "qwen3-yarn": (
         "qwen3_moe",
         {
@@ -275,7 +301,7 @@ CONVERTED = [
     *("qwen3-bias-dense-layers", "olmoe", "glm4", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2-groups", "deepseek-v3", "glm4-lite"),
     *SIMPLE,
-    *("qwen3-next", "qwen3.5", "glm-dsa"),
+    *("qwen3-next", "qwen3.5", "glm-dsa", "deepseek-v3.2", "granite-shared", "llama-3.1"),
 ]
 
 

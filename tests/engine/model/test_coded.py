@@ -12,6 +12,7 @@ from tiny_model import (
     running,
     tiny_config,
     with_fp8,
+    with_fp8_factors,
     with_int4,
     write_checkpoint,
 )
@@ -27,7 +28,12 @@ from diskmoe.experts.safetensors_io import read_tensor
 from diskmoe.experts.tiles import aligned_zeros, unpack_values
 
 IDS = [5, 9, 33, 2, 50, 7, 8, 41, 3, 77]
-WAYS = {"fp8": with_fp8, "int4": with_int4}
+WAYS = {
+    "fp8": with_fp8,
+    "fp8 by row": lambda config, tensors: with_fp8_factors(config, tensors, "channel"),
+    "fp8 by tensor": lambda config, tensors: with_fp8_factors(config, tensors, "tensor"),
+    "int4": with_int4,
+}
 GATE = "model.layers.1.mlp.experts.2.gate_proj.weight"
 
 
@@ -79,7 +85,10 @@ def test_codes_are_widened_exactly(tmp_path, way):
 
 @pytest.mark.parametrize(
     ("way", "targets"),
-    [("fp8", [("q4", "q8"), ("q4g64", "bf16")]), ("int4", [("q4g64", "q8"), ("mxfp4", "bf16")])],
+    [
+        *((way, [("q4", "q8"), ("q4g64", "bf16")]) for way in WAYS if way != "int4"),
+        ("int4", [("q4g64", "q8"), ("mxfp4", "bf16")]),
+    ],
 )
 def test_what_is_quantised_anew_is_dequantised_once(tmp_path, way, targets):
     codes, plain = written(tmp_path, way)
@@ -93,7 +102,10 @@ def test_what_is_quantised_anew_is_dequantised_once(tmp_path, way, targets):
             assert np.array_equal(ours.f32(name), theirs.f32(name)), name
 
 
-@pytest.mark.parametrize(("way", "fmt"), [("fp8", "fp8"), ("int4", "q8")])
+@pytest.mark.parametrize(
+    ("way", "fmt"),
+    [("fp8", "fp8"), ("fp8 by tensor", "fp8"), ("fp8 by row", "f32"), ("int4", "q8")],
+)
 def test_kept_codes_stand_for_the_same_numbers(tmp_path, way, fmt):
     codes, plain = written(tmp_path, way)
     kept = Container.open(converted(codes, None, None))
@@ -126,8 +138,9 @@ def test_int4_keeps_its_codes_in_q4_where_only_steps_are_rounded(tmp_path):
     assert np.array_equal(kept[:, 0::2], stored & 15) and np.array_equal(kept[:, 1::2], stored >> 4)
 
 
-def test_fp8_is_multiplied_as_it_is_with_no_rounding_of_rows(tmp_path):
-    codes, plain = written(tmp_path, "fp8")
+@pytest.mark.parametrize("way", ["fp8", "fp8 by row", "fp8 by tensor"])
+def test_fp8_is_multiplied_as_it_is_with_no_rounding_of_rows(tmp_path, way):
+    codes, plain = written(tmp_path, way)
     expected = logits(plain)
     found = logits(codes, slots=2)
     assert np.abs(found - expected).max() < 1e-4
@@ -169,16 +182,19 @@ def test_a_scale_beyond_half_precision_is_not_lost(tmp_path):
 
 def spoil(way: str, change: str, stored: Stored) -> None:
     scales = GATE + ("_scale_inv" if way == "fp8" else "_scale")
+    first = (0,) * stored[scales].ndim
     if change == "missing":
         del stored[scales]
     elif change == "shape":
-        stored[scales] = np.zeros((1, 1), np.float32)
+        stored[scales] = np.zeros((3, 1), np.float32)
     elif change == "dtype":
         stored[scales] = stored[scales].astype(np.int32)
     elif change == "NaN":
         stored[GATE][7, 3] = 0x7F
     elif change.startswith("infinite"):
-        stored[scales][0, 0] = np.inf
+        stored[scales][first] = np.inf
+    elif change == "a scale that is NaN":
+        stored[scales][first] = np.nan
     else:
         stored[GATE + "_packed"] = np.zeros((160, 3), np.int32)
 
@@ -190,11 +206,20 @@ def spoil(way: str, change: str, stored: Stored) -> None:
         (
             "fp8",
             "shape",
-            "shape [1, 1]; the scales of F8_E4M3 [160, 160] are floats of shape [2, 2]",
+            "shape [3, 1]; the scales of F8_E4M3 [160, 160] are floats of shape [2, 2]",
         ),
         ("fp8", "dtype", "is I32 of shape [2, 2]"),
         ("fp8", "NaN", "not a number"),
         ("fp8", "infinite", "not a number"),
+        ("fp8", "a scale that is NaN", "not a number"),
+        ("fp8 by row", "missing", "_scale_inv' are missing"),
+        ("fp8 by row", "shape", "or [1] or [1, 1] or [160] or [160, 1]"),
+        ("fp8 by row", "NaN", "not a number"),
+        ("fp8 by row", "infinite", "not a number"),
+        ("fp8 by row", "a scale that is NaN", "not a number"),
+        ("fp8 by tensor", "missing", "_scale_inv' are missing"),
+        ("fp8 by tensor", "infinite", "not a number"),
+        ("int4", "a scale that is NaN", "not a number"),
         ("int4", "missing", "_scale' are missing"),
         ("int4", "shape", "the scales of I32 [160, 20] are floats of shape [160, 5]"),
         ("int4", "words", "[160, 3]; packed int4 is I32"),
