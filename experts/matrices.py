@@ -96,7 +96,6 @@ class StoredMatrix:
             return self._from_fp8(stored[0], scales, first_row)
         return _from_int4(stored[0], scales, fmt == "q4")
 
-
     def _from_fp8(self, codes: npt.NDArray[np.uint8], scales: Floats, first_row: int) -> Weights:
         if self._by_row:
             numbers = e4m3_numbers()[codes]
@@ -152,9 +151,7 @@ def find_matrix(infos: Mapping[str, TensorInfo], name: str, where: str) -> Store
     return _fp8(infos, info, name, where)
 
 
-def _fp8(
-    infos: Mapping[str, TensorInfo], codes: TensorInfo, name: str, where: str
-) -> StoredMatrix:
+def _fp8(infos: Mapping[str, TensorInfo], codes: TensorInfo, name: str, where: str) -> StoredMatrix:
     blocks = tuple(-(-n // FP8_BLOCK) for n in codes.shape)
     rows = codes.shape[0] if codes.shape else 1
     # shapes that factors may have: how many rows share a row of them, and that with two dimensions

@@ -311,6 +311,7 @@ def answer(folder: Path) -> tuple[list[list[float]], list[int], float]:
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+    torch.nn.Module.float(model)  # what was made of codes may be bf16 still
     ids, margin, prompt_logits = list(PROMPT), float("inf"), []
     with torch.no_grad():
         for _ in range(TOKENS):

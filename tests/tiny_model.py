@@ -310,15 +310,22 @@ def _nearest_e4m3(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     return codes | np.where(numbers < 0, np.uint8(128), np.uint8(0))
 
 
-def with_int4(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Stored, Tensors]:
-    """A model with its experts in packed int4: (config, what is stored, what it stands for)."""
+def with_int4(
+    config: dict[str, Any], tensors: Tensors, scale_bits: int = 8
+) -> tuple[dict[str, Any], Stored, Tensors]:
+    """A model with its experts in packed int4: (config, what is stored, what it stands for).
+
+    With scales of five bits what it stands for are bf16 numbers, as which others hold them.
+    """
     stored: Stored = dict(tensors)
     exact = dict(tensors)
     for name, weights in tensors.items():
         if ".experts." not in name:
             continue
         groups = weights.reshape(len(weights), -1, 32)
-        scales = _rounded(np.abs(groups).max(axis=2) / 7.5, "bf16")
+        fractions, exponents = np.frexp(np.abs(groups).max(axis=2) / 7.5)
+        fractions = np.rint(fractions * 2**scale_bits) / 2**scale_bits
+        scales = np.ldexp(fractions, exponents).astype(np.float32)
         codes = np.clip(np.rint(groups / scales[:, :, None]), -8, 7)
         exact[name] = (codes * scales[:, :, None]).astype(np.float32).reshape(weights.shape)
         nibbles = (codes + 8).astype(np.uint8).reshape(len(weights), -1)
@@ -329,7 +336,9 @@ def with_int4(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any],
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
     group = {"weights": {**weights, "group_size": 32}, "targets": ["Linear"]}
     method = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
-    method |= {"config_groups": {"group_0": group}, "ignore": ["lm_head", "re:.*self_attn.*"]}
+    plain = ["lm_head", "re:.*self_attn.*", "re:.*gate$", "re:.*shared.*"]
+    plain += [f"re:.*layers.{layer}.mlp.[^e].*" for layer in range(config["num_hidden_layers"])]
+    method |= {"config_groups": {"group_0": group}, "ignore": plain}
     return config | {"quantization_config": method}, stored, exact
 
 
