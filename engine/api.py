@@ -338,7 +338,7 @@ class Model:
 
     def _accepted(self, rows: int) -> None:
         """Of the latest forward's rows the first so many were right."""
-        self._transformer.accepted(rows)
+        self._transformer.accepted(range(rows))
         for part in (self._trace, self._history):
             if part is not None:
                 part.accepted(rows)
