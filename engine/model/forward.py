@@ -9,6 +9,7 @@ chunks and plain decoding all tell the same story, to the bit.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from copy import copy
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -98,7 +99,7 @@ class Transformer:
     @property
     def counters(self) -> StoreCounters:
         """What the hot store did so far, and those of lent layers."""
-        total = self._store.counters
+        total = copy(self._store.counters)
         for each in self._lent.values():
             total = total + each.counters
         return total
@@ -158,7 +159,7 @@ class Transformer:
             if on_layer is not None:
                 on_layer(index + 1, len(self._layers))
         logits = self.head(wanted_rows(self.normed(x), rows))
-        kv.advance(n)
+        kv.advance(n, tokens.tolist())
         return logits
 
     def normed(self, x: Floats) -> Floats:

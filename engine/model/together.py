@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 
     logits: Floats  # (1 | n, vocab)
     hidden: Floats  # (n, hidden), after the final norm
-    places: Places  # (n,) of its rows among those of the whole forward
+    places: Sequence[int]  # (n,) of its rows among those of the whole forward
 
 
 class Together:
@@ -86,8 +86,11 @@ class Together:
             transformer.head(np.concatenate(wanted)), np.cumsum([len(own) for own in wanted])[:-1]
         )
         for part, count in zip(parts, counts, strict=True):
-            part.kv.advance(count)
-        return [Answer(*each) for each in zip(logits, states, places, strict=True)]
+            part.kv.advance(count, np.asarray(part.ids).tolist())
+        return [
+            Answer(rows, own, at.tolist())
+            for rows, own, at in zip(logits, states, places, strict=True)
+        ]
 
 
 def together_scratch_bytes(config: ModelConfig, rows: int) -> int:
