@@ -45,7 +45,12 @@ from diskmoe.experts.errors import BadModel
 from diskmoe.experts.tiles import TILE
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
+_MTP_LAYERS = (
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,8 @@ class ModelConfig:
     swiglu_limit: float | None  # None: silu(gate) * up; else see kernels.ffn_shape.Swiglu
     swiglu_alpha: float
     # rest
-    mtp_layers: int  # announced by the config; the files may not have them
+    mtp_layers: int  # that files are searched for, and may not have
+    mtp_announced: int  # by the config; 0 where it says nothing
 
     @property
     def q_width(self) -> int:
@@ -205,6 +211,7 @@ def read_config(raw: object, where: str) -> ModelConfig:
         clip = f.number(family.clip_key, 1e-6, 1e9, None)
     bias = f.flag(family.bias_key, family.bias_default)
     norm_on = family.qk_norm_key is None or f.flag(family.qk_norm_key, False)
+    announced = f.integer(_MTP_LAYERS, 0, 16, 0)
     scales = read_scales(f, family, head_dim, latent, rope.scaling)
 
     return ModelConfig(
@@ -257,7 +264,8 @@ def read_config(raw: object, where: str) -> ModelConfig:
         quantisation=quantisation_of(raw, family.names.fused, where),
         swiglu_limit=f.number("swiglu_limit", 1e-6, 1e6, 7.0) if family.clamped else None,
         swiglu_alpha=f.number("swiglu_alpha", -1e6, 1e6, 1.702) if family.clamped else 1.0,
-        mtp_layers=_mtp_layers(f, family),
+        mtp_layers=_mtp_layers(f, family, announced),
+        mtp_announced=announced,
     )
 
 
@@ -368,9 +376,8 @@ def _moe_layers(f: Fields, family: Family, layers: int) -> tuple[int, ...]:
     return found
 
 
-def _mtp_layers(f: Fields, family: Family) -> int:
-    if family.mtp == "none":
-        return 0
+def _mtp_layers(f: Fields, family: Family, announced: int) -> int:
     if family.mtp == "own_layers":  # not all configs tell; of several the first one is used
-        return min(1, f.integer("mtp_num_hidden_layers", 0, 16, 1))
-    return f.integer(_MTP_LAYERS, 0, 16, 0)
+        told = f.find(_MTP_LAYERS)[1] is not None
+        return min(1, announced) if told else 1
+    return announced if family.mtp == "extra_layer" else 0

@@ -92,7 +92,7 @@ def test_the_config_says_what_the_hubs_says(name):
         field for field in hub.__dataclass_fields__ if getattr(hub, field) != getattr(theirs, field)
     }
     # what a family's other name says; yarn is compared next
-    assert differ <= {"rope_scaling", "mtp_layers", "family"}
+    assert differ <= {"rope_scaling", "mtp_layers", "mtp_announced", "family"}
     yarn = hub.rope_scaling
     assert type(yarn) is type(theirs.rope_scaling)
     for field in () if yarn is None else yarn.__dataclass_fields__:
