@@ -130,7 +130,6 @@ def test_a_directory_has_its_runs_in_the_order_they_were_made(tmp_path: Path) ->
         ({"arm": "c"}, "arm 'c' is none of bench.json's"),
         ({"rung": 2}, "rung 2 of 2 in bench.json"),
         ({"prompt": 2}, "prompt 2 of 2 in bench.json"),
-        ({"prompt": -1}, "prompt -1 of 2 in bench.json"),
         ({"repeat": 1}, "the run in it belongs into run-a-0-0-1.json"),
     ],
 )
