@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -60,6 +61,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
+@cache
 def student(freedom: int) -> float:
     """How many deviations Student's t lets through at `LEVEL`, with so many degrees of freedom.
 
