@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
 LEVEL = 0.99  # so that two arms that are the same differ in one comparison of a hundred
 SET_ASIDE = 0.2  # of the pairs, at either end
@@ -34,7 +35,7 @@ class Ratio:
     interval: tuple[float, float] | None
 
 
-def paired_ratio(logs: Sequence[float]) -> Ratio:
+def paired_ratio(logs: Sequence[float] | npt.NDArray[np.float64]) -> Ratio:
     """The ratio of which these are logarithms, pair by pair; at least one."""
     found = np.sort(np.asarray(logs, np.float64))
     n = len(found)
