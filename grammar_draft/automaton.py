@@ -126,9 +126,15 @@ class Automaton:
         """The id of the token that must come next, where a grammar names one."""
         if not state.tokens or state.allowed or state.may_end:
             return None
-        wanted = {edge[:2] for position, _ in state.items for edge in self._graph.tokens[position]}
+        wanted = self.named(state)
         number, negated = wanted.pop()
         return None if wanted or negated else number
+
+    def named(self, state: State) -> set[tuple[int, bool]]:
+        """The tokens that a grammar names here: (id, whether it is any other than this one)."""
+        if not state.tokens:
+            return set()
+        return {edge[:2] for position, _ in state.items for edge in self._graph.tokens[position]}
 
     def advance_token(self, state: State, token: int, data: bytes) -> State | None:
         """The state behind a whole token: named by the grammar, spelled by its bytes, or both."""
