@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from diskmoe.engine.constraining import Constraints, mode_of
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.draft_head import load_head
@@ -103,6 +104,7 @@ class Model:
         if recorders:
             transformer.record_with(_to_each(recorders))
         self._experience = Experience()
+        self._constraints = Constraints(prepared.text)
         self._runs = 0
         self._closed = False
 
@@ -240,6 +242,7 @@ class Model:
         ignore_eos: bool = False,
         on_prefill: Callable[[int, int], None] | None = None,
         grammar: Grammar | str | None = None,
+        constrain: str | bool | None = None,
     ) -> Run:
         """Starts a run; iterate over it for the text. A new run ends the one before it.
 
@@ -250,10 +253,15 @@ class Model:
             ignore_eos: go on after the model's stop tokens.
             grammar: what the text probably follows, as made by ``grammar_draft.library.load`` or the
                 file for it. It makes drafts and so changes speed, never the text.
+            constrain: whether the text must follow it: ``Options.constrain`` for this run, or True
+                for "1" and False for "0". A text that ends by itself is then a whole document, one
+                that meets `limit` the beginning of one.
 
         Raises:
             BadGrammar: a grammar's file that cannot be used.
-            BadRequest: a prompt that cannot be fed; while iterating, when a newer run has begun.
+            BadRequest: a prompt that cannot be fed; nothing to constrain by; while iterating, when a
+                newer run has begun.
+            DeadEnd: while iterating, when no token of the model goes on as the grammar says.
         """
         if self._closed:
             raise BadRequest("the model is closed: load it again")
@@ -270,8 +278,11 @@ class Model:
         stats = RunStats(cache_state=self._cache_state(), recall=self._transformer.new_recall())
         valid = self.config.vocab if tokenizer is None else tokenizer.valid_mask
         if isinstance(grammar, str):
-            grammar = load_grammar(grammar)
-        sampler = Sampler(sampling or Sampling(temperature=0.0), valid)
+            grammar = load_grammar(grammar, token_id=tokenizer and tokenizer.token_id)
+        mode = self.options.constrain if constrain is None else mode_of(constrain)
+        stop_ids = frozenset() if ignore_eos else self.text.stops(prompt.in_chat)
+        course = None if mode == "0" else self._constraints.course(grammar, stop_ids)
+        sampler = Sampler(sampling or Sampling(temperature=0.0), valid, course, mode)
         models: list[DraftSource] = []
         head = None
         if self._head is not None:
@@ -291,6 +302,7 @@ class Model:
             self.helpers,
             self._experience,
             self._say,
+            course,
         )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner
@@ -300,7 +312,7 @@ class Model:
             prompt.ids,
             sampler,
             limit=limit,
-            stop_ids=frozenset() if ignore_eos else self.text.stops(prompt.in_chat),
+            stop_ids=stop_ids,
             prefill_chunk=self.prefill_chunk,
             stats=stats,
             on_prefill=on_prefill,

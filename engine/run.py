@@ -69,7 +69,10 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
             ids = prompt
         prepared.check_prompt(ids)
         given, schema = values["GRAMMAR"].value, values["SCHEMA"].value
-        grammar = grammar_of(given, schema, prepared.text, say)
+        constrain = values["CONSTRAIN"].value
+        grammar = grammar_of(given, schema, constrain, prepared.text, say)
+        if grammar is not None and constrain != "0":
+            say(f"constrain the text follows {grammar.name}")
         prepared = prepared.for_run(len(ids), values["NGEN"].value)
     except BaseException:
         prepared.close()
@@ -194,6 +197,7 @@ def options_from(values: Mapping[str, Value]) -> Any:
         p_min=values["P_MIN"].value,
         guard=values["GUARD"].value,
         mtp=mtp,
+        constrain=values["CONSTRAIN"].value,
     )
 
 

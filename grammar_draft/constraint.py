@@ -3,7 +3,7 @@
 States are immutable and opaque. To fork is to keep one, to roll back is to take an old one up again.
 
     >>> from diskmoe.grammar_draft.gbnf import parse
-    >>> vocabulary = Vocabulary([b"a", b"ab", b"b", None], special={3}, ends={3})
+    >>> vocabulary = Vocabulary([b"a", b"ab", b"b", None], special={3: "<end>"}, ends={3})
     >>> constraint = Constraint(parse('root ::= "a" "b"?'), vocabulary)
     >>> [constraint.allows(constraint.start, token) for token in range(4)]
     [True, True, False, False]
@@ -15,6 +15,8 @@ States are immutable and opaque. To fork is to keep one, to roll back is to take
 from __future__ import annotations
 
 from typing import TypeAlias, cast
+
+import numpy as np
 
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.automaton import State as Stacks
@@ -80,6 +82,27 @@ class Constraint:
     def allows(self, state: State, token: int) -> bool:
         """Whether one token may come next, without a mask."""
         return self.accept(state, token) is not None
+
+    def known(self, state: State) -> bool:
+        """Whether the mask costs next to nothing."""
+        return state is _ENDED or state in self._masks
+
+    def only(self, state: State) -> int | None:
+        """The one token that may come next; None where there are several, or it is not cheap to
+        see."""
+        if state is _ENDED or (cast(Stacks, state).only < 0 and not cast(Stacks, state).tokens):
+            return None
+        words = self.mask(state)
+        at = np.flatnonzero(words)
+        word = int(words[at[0]]) if len(at) == 1 else 0
+        return int(at[0]) * 64 + word.bit_length() - 1 if word.bit_count() == 1 else None
+
+    def walk(self, state: State, data: bytes) -> State | None:
+        """The state behind some bytes, however tokens would part them; None where they may not
+        come."""
+        after = None if state is _ENDED else self._automaton.walk(cast(Stacks, state), data)
+        self._refuse_too_much()
+        return after
 
     def may_end(self, state: State) -> bool:
         """Whether the text is a whole document."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,12 +17,13 @@ class Vocabulary:
     """The ids 0 to ``len(texts) - 1``.
 
     texts: per id the bytes that it prints; None for what prints nothing. special: of these the
-    ids that exist; a grammar may name them, and never matches them by how they are written. ends:
+    ids that exist, and how they are written; a grammar may name them, and never matches them by
+    that. ends:
     the ids that end a text, whatever they print: allowed where a document may end and nowhere else.
     """
 
     texts: Sequence[bytes | None]
-    special: Collection[int]
+    special: Mapping[int, str]
     ends: Collection[int]
 
     def __len__(self) -> int:

@@ -50,9 +50,10 @@ class Walker:
         self._work = automaton.work
         self.restart()
 
-    def restart(self, thinking: bool = False) -> None:
-        """A new text begins; what was learned stays. thinking: inside an opened block."""
-        self.state: State | None = None
+    def restart(self, thinking: bool = False, begun: bool = False) -> None:
+        """A new text begins; what was learned stays. thinking: inside an opened block. begun: it is
+        known that the text's first byte is the grammar's."""
+        self.state: State | None = self.automaton.start if begun else None
         self._blanks = b""  # the run of blanks the text ends in, out of place or not
         self._others: list[State] = []  # where the text may stand as well, when it is not sure
         self._fits = 0  # bytes that fitted since it was taken up

@@ -18,10 +18,11 @@ TEXTS = [
     "é!".encode(),
 ]
 X, END, OTHER_END = 1, 2, 3  # special tokens: <x>, and two that end a text
+SPECIAL = {X: "<x>", END: "<end>", OTHER_END: "</s>"}
 
 
 def constraint_of(grammar: str) -> Constraint:
-    return Constraint(parse(grammar), Vocabulary(TEXTS, {X, END, OTHER_END}, {END, OTHER_END}))
+    return Constraint(parse(grammar), Vocabulary(TEXTS, SPECIAL, {END, OTHER_END}))
 
 
 def ids(constraint: Constraint, state: State) -> set[int]:
