@@ -14,8 +14,7 @@ import numpy as np
 
 from diskmoe.compiled.functions import inner, kernel
 from diskmoe.grammar_draft.table import GO, REFUSED, RETURN, SWITCH, I32, Table
-from diskmoe.grammar_draft.trie import OTHERS, WHOLE, Trie
-from diskmoe.grammar_draft.vocabulary import Words
+from diskmoe.grammar_draft.trie import OTHERS, WHOLE, Trie, Words
 
 MAX_PARTS = 2048  # remembered at a time
 _MANY = 20  # ASCII bytes that a state loops on, from which sets of tokens are quicker than the trie

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from diskmoe.grammar_draft.graph import END, Graph, components
-from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat
+from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Token
 from diskmoe.grammar_draft.table import END_OF_TEXT, Accept, Action, Go, Return, Row, Switch
 
 MAX_STATES = 6000
@@ -364,6 +364,12 @@ class Pushdown:
         if some & returned:
             row.append((some & returned, Return()))
         return row
+
+
+def names_tokens(grammar: Grammar) -> bool:
+    """Whether a grammar names tokens, which no byte can stand for."""
+    symbols = (s for n in grammar.used for a in grammar.rules[n].alternatives for s in a)
+    return any(isinstance(s.item if isinstance(s, Repeat) else s, Token) for s in symbols)
 
 
 def _depth(tail: Tail | None) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ U64 = npt.NDArray[np.uint64]
 REFUSED = -1
 GO, RETURN, SWITCH, ACCEPT = range(4)
 END_OF_TEXT = 1 << 256  # as a set of bytes
-_LEADS = (  # first bytes of characters, and the ranges of those that follow (RFC 3629)
+CHARACTERS = (  # first bytes of characters, and the ranges of those that follow (RFC 3629)
     ((0xC2, 0xDF), ((0x80, 0xBF),)),
     ((0xE0, 0xE0), ((0xA0, 0xBF), (0x80, 0xBF))),
     ((0xE1, 0xEC), ((0x80, 0xBF), (0x80, 0xBF))),
@@ -41,21 +41,25 @@ _LEADS = (  # first bytes of characters, and the ranges of those that follow (RF
 )
 
 
-class Go(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Go:
     to: int
     push: tuple[int, ...] = ()
 
 
-class Return(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Return:
     pass
 
 
-class Switch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Switch:
     pops: int
     cases: tuple[tuple[int, Action], ...]  # by symbol
 
 
-class Accept(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Accept:
     pass
 
 
@@ -76,6 +80,7 @@ class Table:
     found: I32  # beside symbols of cases: what they lead to, as in `act`
     loops: U64  # (states, 2): the ASCII bytes with which a state stays as it is
     whole: U8  # (states,): 1 where every other character leads back
+    only: I32  # (states,): the byte that must come next whatever lies below and leads to a state, or -1
     start: int
 
     @property
@@ -239,8 +244,20 @@ def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) 
         i32(found),
         loops,
         whole,
+        only_bytes(rows, classes),
         int(named[start]),
     )
+
+
+def only_bytes(act: I32, classes: U8) -> I32:
+    """Per state the byte that must come next; see `Table`."""
+    fits = act != REFUSED
+    sizes = np.bincount(classes, minlength=act.shape[1])
+    one = (fits.sum(1) == 1) & (act.max(1) >= 0)
+    column = fits.argmax(1)
+    alone = {int(c): b for b, c in enumerate(classes.tolist()) if sizes[c] == 1}
+    byte = np.array([alone.get(c, -1) for c in range(act.shape[1])], np.int32)[column]
+    return np.where(one, byte, -1).astype(np.int32)
 
 
 def _tails(classes: U8) -> tuple[I32, U8]:
@@ -251,7 +268,7 @@ def _tails(classes: U8) -> tuple[I32, U8]:
     """
     ranges: dict[tuple[int, int], int] = {}
     patterns = set()
-    for (low, high), rest in _LEADS:
+    for (low, high), rest in CHARACTERS:
         places = [ranges.setdefault(span, len(ranges)) for span in rest]
         for lead in set(classes[low : high + 1].tolist()):
             patterns.add((lead, *places, *[-1] * (3 - len(places))))

@@ -6,14 +6,14 @@ an old one up is to roll back, and what is known of one is known wherever the te
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from diskmoe.grammar_draft.masks import Masks
 from diskmoe.grammar_draft.table import ACCEPT, GO, RETURN, Table
-from diskmoe.grammar_draft.trie import Trie
-from diskmoe.grammar_draft.vocabulary import Vocabulary, Words
+from diskmoe.grammar_draft.trie import Words
+from diskmoe.grammar_draft.vocabulary import Vocabulary
 
 MAX_KEPT = 50_000  # states, and tokens whose states are remembered
+MAX_FORCED = 1024  # bytes
+_ACCEPTED = 1 << 30  # what the end of a text leads to
 
 
 class State:
@@ -32,20 +32,13 @@ class State:
         self.may_end: bool | None = None
 
 
-class Chain(NamedTuple):
-    """The bytes that must follow a state of a table one after another, and the state behind."""
-
-    data: bytes
-    to: int
-
-
 class Tabled:
     """A table walked by the tokens of a vocabulary."""
 
-    def __init__(self, table: Table, vocabulary: Vocabulary, trie: Trie):
+    def __init__(self, table: Table, vocabulary: Vocabulary):
         self.table = table
-        self._texts = vocabulary.texts
-        self._masks = Masks(table, trie)
+        self._texts = vocabulary.plain
+        self._masks = Masks(table, vocabulary.trie)
         self._classes: list[int] = table.classes.tolist()
         self._act: list[list[int]] = table.act.tolist()
         self._kind: list[int] = table.kind.tolist()
@@ -55,6 +48,8 @@ class Tabled:
         self._pushes = [listed[span] for span in spans]
         self._cases = [dict(zip(listed[span], found[span], strict=True)) for span in spans]
         self._end = len(self._act[0]) - 1
+        self._only: list[int] = table.only.tolist()
+        self._chains: dict[int, tuple[bytes, int]] = {}
         self._states: list[State] = []
         self._kept = 0
         self.start = self._state(table.start, State(0, None))
@@ -113,7 +108,14 @@ class Tabled:
         if state.forced is None:
             data = bytearray()
             here: State | None = state
-            while here is not None and len(data) < MAX_FORCED and not self.may_end(here):
+            while here is not None and len(data) < MAX_FORCED:
+                chain, to = self._chains.get(here.symbol) or self._chain(here.symbol)
+                if chain:
+                    assert here.below is not None
+                    data += chain
+                    here = self._state(to, here.below)
+                if self.may_end(here):
+                    break
                 allowed = self.allowed(here)
                 if allowed.bit_count() != 1:
                     break
@@ -121,6 +123,22 @@ class Tabled:
                 here = self.walk(here, data[-1:])
             state.forced = bytes(data)
         return state.forced[:limit]
+
+    def named(self, state: State) -> set[tuple[int, bool]]:
+        """The tokens that the grammar names here: it names none, or it would have no table."""
+        del state
+        return set()
+
+    def _chain(self, symbol: int) -> tuple[bytes, int]:
+        """The bytes that must follow a symbol one after another whatever lies below, and the state
+        behind them."""
+        data = bytearray()
+        here = symbol
+        while self._only[here] >= 0 and len(data) < MAX_FORCED:
+            data.append(self._only[here])
+            here = self._act[here][self._classes[data[-1]]]
+        found = self._chains[symbol] = bytes(data), here
+        return found
 
     def _run(self, action: int, column: int, below: State | None) -> tuple[int, State | None]:
         """Carries an action out. Returns (the state or what is refused or accepted, what is below)."""

@@ -8,6 +8,7 @@ what such a state takes of the whole vocabulary is a few operations on words.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.compiled.functions import inner, kernel
-from diskmoe.grammar_draft.vocabulary import Vocabulary, Words
-
+Words = npt.NDArray[np.uint64]
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
 
@@ -42,10 +42,13 @@ class Trie:
     deepest: int  # bytes of the longest token
 
 
-def trie_of(vocabulary: Vocabulary) -> Trie:
-    """Builds the trie: a tenth of a second for 150,000 tokens once the texts are sorted."""
-    texts = [data for data, _ in vocabulary.spelled]
-    tokens = np.array([token for _, token in vocabulary.spelled], np.int32)
+def trie_of(spelled: Sequence[tuple[bytes, int]], words: int) -> Trie:
+    """Builds the trie of texts and their ids, ascending: a tenth of a second for 150,000.
+
+    words: of 64 ids in a mask.
+    """
+    texts = [data for data, _ in spelled]
+    tokens = np.array([token for _, token in spelled], np.int32)
     starts = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(data) for data in texts], out=starts[1:])
     data = np.frombuffer(b"".join(texts), np.uint8)
@@ -54,14 +57,13 @@ def trie_of(vocabulary: Vocabulary) -> Trie:
     depth, end = np.empty(count, np.int32), np.empty(count, np.int32)
     first = np.empty(count + 1, np.int32)
     below = np.zeros((count, 2), np.uint64)
-    having = np.zeros((129, vocabulary.words), np.uint64)
-    broken, spelled = np.zeros(vocabulary.words, np.uint64), np.zeros(vocabulary.words, np.uint64)
-    lay_nodes(data, starts, tokens, byte, depth, first, having, broken, spelled)
+    having = np.zeros((129, words), np.uint64)
+    broken, all_of_them = np.zeros(words, np.uint64), np.zeros(words, np.uint64)
+    lay_nodes(data, starts, tokens, byte, depth, first, having, broken, all_of_them)
     deepest = int(depth.max()) if count else 0
     close_nodes(byte, depth, end, below, kinds, deepest)
-    return Trie(
-        byte, depth, end, first, tokens, below, kinds, having, broken, spelled, deepest
-    )
+    sets = (having, broken, all_of_them)
+    return Trie(byte, depth, end, first, tokens, below, kinds, *sets, deepest)
 
 
 @inner
