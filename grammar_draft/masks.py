@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from diskmoe.compiled.functions import inner, kernel
-from diskmoe.grammar_draft.table import GO, REFUSED, RETURN, SWITCH, I32, Table
+from diskmoe.grammar_draft.table import GO, I32, REFUSED, RETURN, SWITCH, Table
 from diskmoe.grammar_draft.trie import OTHERS, WHOLE, Trie, Words
 
 MAX_PARTS = 2048  # remembered at a time
@@ -206,7 +206,19 @@ def walk(
                 handle, used = handles[here - 1], useds[here - 1]
             resumed = False
             state, action, left, handle, used = _run(
-                action, left, symbol, column, handle, used, act, kind, number, at, listed, found, stack
+                action,
+                left,
+                symbol,
+                column,
+                handle,
+                used,
+                act,
+                kind,
+                number,
+                at,
+                listed,
+                found,
+                stack,
             )
             if state < 0:
                 if state == _NEEDS:

@@ -42,7 +42,9 @@ class Tail:
 
 Item = tuple[int, Tail | None]  # None: nothing is open above the stack
 Kernel = frozenset[Item]
-Calls = dict[int, tuple[dict[Item, None], dict[Tail | None, None]]]  # frames, and tails of last calls
+Calls = dict[
+    int, tuple[dict[Item, None], dict[Tail | None, None]]
+]  # frames, and tails of last calls
 
 
 class Undecided(Exception):

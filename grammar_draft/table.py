@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -233,7 +234,7 @@ def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) 
     loops = np.zeros((len(rows), 2), np.uint64)
     whole = np.zeros(len(rows), np.uint8)
     find_loops(rows, classes, _tails(classes), loops, whole)
-    i32 = lambda values: np.array(values, np.int32)  # noqa: E731
+    i32 = partial(np.array, dtype=np.int32)
     return Table(
         classes,
         rows,

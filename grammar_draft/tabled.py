@@ -120,7 +120,7 @@ class Tabled:
                 if allowed.bit_count() != 1:
                     break
                 data.append(allowed.bit_length() - 1)
-                here = self.walk(here, data[-1:])
+                here = self.walk(here, bytes(data[-1:]))
             state.forced = bytes(data)
         return state.forced[:limit]
 
@@ -152,6 +152,7 @@ class Tabled:
                 return self._number[i], below
             if kind == ACCEPT:
                 return _ACCEPTED, below
+            popped = -1
             for _ in range(1 if kind == RETURN else self._number[i]):
                 assert below is not None
                 popped, below = below.symbol, below.below

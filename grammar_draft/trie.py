@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.compiled.functions import inner, kernel
+
 Words = npt.NDArray[np.uint64]
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]

@@ -18,11 +18,11 @@ Node = tuple  # ("text", str) ("set", negated, ranges) ("ref", name) ("seq"|"alt
 LETTERS = 'ab"\n\u00e9\u20ac\U0001f600'
 
 
-def drawn(choose: random.Random) -> dict[str, earley.Node]:
+def drawn(choose: random.Random) -> dict[str, Node]:
     """A grammar of up to four rules, small enough for every one of its loops to be met."""
     names = ["root", "x", "y", "z"][: choose.randint(1, 4)]
 
-    def node(depth: int) -> earley.Node:
+    def node(depth: int) -> Node:
         kind = choose.choice(("text", "text", "set", "ref", "ref", "seq", "alt", "repeat"))
         if depth <= 0 and kind in ("seq", "alt", "repeat"):
             kind = "text"

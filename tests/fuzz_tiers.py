@@ -1,18 +1,13 @@
 """Random grammars and strings: every automaton, and a slow recogniser, must agree.
 
-    python tests/grammar_draft/fuzz_tiers.py --grammars 200 --strings 100000
+python tests/fuzz_tiers.py --grammars 200 --strings 100000
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import sys
 from collections import Counter
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import earley
 import numpy as np
