@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.grammar_draft.tables import Tables
 from diskmoe.grammar_draft.tiers import tier_of
 from diskmoe.grammar_draft.trie import Words
 from diskmoe.grammar_draft.vocabulary import Vocabulary
@@ -44,11 +45,12 @@ class Constraint:
         DeadEnd: the grammar is too ambiguous to be followed further.
     """
 
-    def __init__(self, grammar: Grammar, vocabulary: Vocabulary):
-        """Raises BadGrammar when no text can complete the grammar."""
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary, tables: Tables | None = None):
+        """tables: where compiled grammars are kept. Raises BadGrammar when no text can complete the
+        grammar."""
         self.name = grammar.name
         self.vocabulary = vocabulary
-        self._tier, self.how = tier_of(grammar, vocabulary)  # how: in words
+        self._tier, self.how = tier_of(grammar, vocabulary, tables)  # how: in words
         self.start: State = self._tier.start  # before the first token
         self._ends = set(vocabulary.ends)
         self._ended = Ended(vocabulary.mask_of(()))

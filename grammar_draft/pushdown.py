@@ -1,22 +1,25 @@
 """Rules made into one deterministic automaton with a stack, where that is possible.
 
 A state is what a text may be doing at one place: a set of (position, tail), a tail being the calls
-that are open above the state's own stack, shared as in `automaton`. The set of all that a byte leads
-to is one state again (subsets, as finite automata are made deterministic). Calls of rules that do not
-recur stay within states, so that a regular grammar becomes a finite automaton. A call of a rule that
-recurs is pushed as soon as all that the text may be doing lies above it: the symbol is the state to
-come back to, which may be several things at once. A rule called last leaves no frame and loops are
-loops: recursion to the right does not grow the stack, and left recursion is solved by `Graph`.
+that are open above the state's own stack, shared as in `automaton`. All that a byte leads to is one
+state again (subsets, as finite automata are made deterministic). Calls of rules that do not recur
+stay within states, so that a regular grammar becomes a finite automaton. Calls of rules that recur
+are pushed as soon as all that the text may be doing lies above some: the symbol is what to come back
+to. That may be several things, for several rules that are open side by side; the state then says
+which it has completed (a *port*). A rule called last leaves no frame and loops are loops: recursion
+to the right does not grow the stack, and left recursion is solved by `Graph`.
 
-A state that is complete returns. Where a byte can be read both by it and by a state that it may
-return to, the symbol below decides (a ``Switch``): the frame is taken back into the state, and both
-go on together. This ends for nearly all grammars that people write. Where it does not, some count
-is reached and `Undecided` says so.
+A state that is complete returns. Where a byte can be read both by it and by what it may return to,
+the symbol below decides (a ``Switch``): it is taken back into the state, and both go on together. So
+an edge of the automaton has a class of bytes, what must stand on the stack, and what is pushed, as
+in Pre3 (arXiv 2506.03887); but sets of stacks are made deterministic here and not LR(1) items, which
+needs no table of look-ahead, no elimination of empty rules and no search for cycles. Conflicts of
+LR(1) are what does not end here: then some count is reached, and `Undecided` says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 
 from diskmoe.grammar_draft.graph import END, Graph, components
@@ -26,25 +29,26 @@ from diskmoe.grammar_draft.table import END_OF_TEXT, Accept, Action, Go, Return,
 MAX_STATES = 6000
 MAX_WORK = 200_000  # items and edges looked at
 MAX_DEPTH = 16  # open calls, one in another, that one state holds
+MAX_PORTS = 8  # rules that are open side by side on the stack
 _ALL = END_OF_TEXT * 2 - 1
 
 
 class Tail:
-    """Calls that are open: what follows once the innermost is complete. One object per content."""
+    """Calls that are open: what follows once the innermost is complete. One object per content. A
+    port stands for what the symbol below a state says."""
 
-    __slots__ = ("depth", "items", "pushable")
+    __slots__ = ("depth", "items", "port", "pushable")
 
-    def __init__(self, items: Kernel, pushable: bool):
+    def __init__(self, items: Kernel, pushable: bool, port: int = -1):
         self.items = items
-        self.pushable = pushable  # whether the state behind it may be a symbol of the stack
-        self.depth = 1 + max(tail.depth if tail else 0 for _, tail in items)
+        self.pushable = pushable  # whether what is behind it may be a symbol of the stack
+        self.port = port  # -1: none
+        self.depth = 0 if port >= 0 else 1 + max(tail.depth for _, tail in items)
 
 
-Item = tuple[int, Tail | None]  # None: nothing is open above the stack
+Item = tuple[int, Tail]
 Kernel = frozenset[Item]
-Calls = dict[
-    int, tuple[dict[Item, None], dict[Tail | None, None]]
-]  # frames, and tails of last calls
+Calls = dict[int, tuple[dict[Item, None], dict[Tail, None]]]  # frames, and tails of last calls
 
 
 class Undecided(Exception):
@@ -63,25 +67,30 @@ class Pushdown:
         self._pushed = set(grammar.used) if push_all else recurring(grammar, graph)
         self._same: dict[object, int] = {}
         self._canon: dict[int, int] = {}
-        self._numbers: dict[Kernel, int] = {frozenset(): 0}
-        self._kernels: list[Kernel] = [frozenset()]
-        self._steps: list[list[tuple[int, int, int]]] = [[]]  # (bytes, symbol or -1, state)
-        self._ends = [False]
+        self._ports = [Tail(frozenset(), False, port) for port in range(MAX_PORTS)]
         self._tails: dict[tuple[Kernel, bool], Tail] = {}
+        self._numbers: dict[tuple[Kernel, ...], int] = {}
+        self._contents: list[tuple[Kernel, ...]] = []  # by port; of a state just what it is
+        self._steps: list[list[tuple[int, int, int]]] = []  # (bytes, symbol or -1, state)
+        self._ends: list[int] = []  # the ports that a state may have completed, as a set
+        self._landed: dict[tuple[int, int], int] = {}  # (state, symbol) -> where it returns
+        self._taken: dict[tuple[int, int], int] = {}  # (state, symbol) -> both as one state
         self._work = 0
-        self.start = self._number(frozenset([(graph.called(grammar.root), None)]))
+        self._number(frozenset())
+        self.start = self._number(frozenset([(graph.called(grammar.root), self._ports[0])]))
         self._explore()
         self._decide()
 
     # states
 
-    def _number(self, kernel: Kernel) -> int:
-        known = self._numbers.get(kernel)
+    def _number(self, *contents: Kernel) -> int:
+        """The number of a state, or of a symbol that is several."""
+        known = self._numbers.get(contents)
         if known is None:
-            if len(self._kernels) >= MAX_STATES:
+            if len(self._contents) >= MAX_STATES:
                 raise Undecided(f"more than {MAX_STATES} states")
-            known = self._numbers[kernel] = len(self._kernels)
-            self._kernels.append(kernel)
+            known = self._numbers[contents] = len(self._contents)
+            self._contents.append(contents)
         return known
 
     def _spend(self, work: int) -> None:
@@ -91,21 +100,25 @@ class Pushdown:
 
     def _explore(self) -> None:
         """Works out the steps of all states that have none yet, and of those they lead to."""
-        while len(self._steps) < len(self._kernels):
-            reads, ends = self._closure(self._kernels[len(self._steps)])
-            self._ends.append(ends)
+        while len(self._steps) < len(self._contents):
+            contents = self._contents[len(self._steps)]
             steps: list[tuple[int, int, int]] = []
             self._steps.append(steps)
+            if len(contents) > 1:
+                self._ends.append(0)
+                continue
+            reads, ends = self._closure(contents[0])
+            self._ends.append(ends)
             for some, reached in self._parted(reads):
                 symbol, kernel = self._cut(reached)
                 steps.append((some, symbol, self._number(kernel)))
 
-    def _closure(self, kernel: Iterable[Item]) -> tuple[list[Item], bool]:
-        """What a state may do next: positions that read, and whether it may be complete."""
+    def _closure(self, kernel: Iterable[Item]) -> tuple[list[Item], int]:
+        """What a state may do next: positions that read, and the ports that it has completed."""
         heads = self._graph.heads
         reads: dict[Item, None] = {}
         calls: Calls = {}
-        ends = False
+        ends = 0
         queue = list(kernel)
         seen = set(queue)
         for position, tail in queue:  # grows
@@ -115,8 +128,8 @@ class Pushdown:
             for rule, behind in head.calls:
                 self._call(calls, rule, behind, tail)
             if head.ends:
-                if tail is None:
-                    ends = True
+                if tail.port >= 0:
+                    ends |= 1 << tail.port
                     continue
                 for item in tail.items:
                     if item not in seen:
@@ -127,7 +140,7 @@ class Pushdown:
         self._spend(len(queue) + len(reads))
         return list(reads), ends
 
-    def _call(self, calls: Calls, rule: int, behind: int, tail: Tail | None) -> None:
+    def _call(self, calls: Calls, rule: int, behind: int, tail: Tail) -> None:
         framed, bare = calls.setdefault(rule, ({}, {}))
         if self._graph.heads(behind).only_ends:
             bare[tail] = None  # nothing left to do there: no frame
@@ -146,7 +159,7 @@ class Pushdown:
             else:
                 items = set(framed)
                 for other in bare:
-                    items.update(other.items if other else ((END, None),))
+                    items.update(other.items if other.port < 0 else ((END, other),))
                 tail = self._tail(frozenset(items), rule in self._pushed)
             entry = self._graph.entry(rule)
             for position in entry.positions:
@@ -206,26 +219,41 @@ class Pushdown:
 
     def _cut(self, reached: Kernel) -> tuple[int, Kernel]:
         """Parts calls that lie below all that was reached: (the symbol to push or -1, the state)."""
-        tails = {tail for _, tail in reached}
-        while None not in tails:
-            highest = max(tails, key=_depth)
-            assert highest is not None
-            if len(tails) == 1 and highest.pushable:
-                break
-            tails.discard(highest)  # paths to what is below all of them lead through its items
-            tails.update(tail for _, tail in highest.items)
-        else:
+        cut = self._lowest({tail for _, tail in reached})
+        if not cut:
             return -1, reached
-        (cut,) = tails
-        return self._number(cut.items), self._moved(reached, cut, None)
+        ports = dict(zip(cut, self._ports, strict=False))
+        return self._number(*(tail.items for tail in cut)), self._moved(reached, ports)
 
-    def _moved(self, items: Kernel, old: Tail | None, new: Tail | None) -> Kernel:
-        """Items with another tail in the place of one."""
-        known: dict[Tail | None, Tail | None] = {old: new}
+    def _lowest(self, tails: set[Tail]) -> list[Tail]:
+        """Tails that may be pushed and that everything lies above: one, or else several."""
+        found = set(tails)
+        while all(tail.port < 0 for tail in found):
+            highest = max(found, key=_depth)
+            if len(found) == 1 and highest.pushable:
+                return [highest]
+            found.discard(highest)  # paths to what is below all of them lead through its items
+            found.update(tail for _, tail in highest.items)
+        found = set(tails)
+        while all(tail.port < 0 for tail in found):
+            within = [tail for tail in found if not tail.pushable]
+            if not within:
+                return sorted(found, key=self._rank) if len(found) <= MAX_PORTS else []
+            found.difference_update(within)
+            found.update(below for tail in within for _, below in tail.items)
+        return []
 
-        def moved(tail: Tail | None) -> Tail | None:
+    def _rank(self, tail: Tail) -> list[int]:
+        return sorted(position for position, _ in tail.items)
+
+    def _moved(self, items: Kernel, places: Mapping[Tail, Tail]) -> Kernel:
+        """Items with other tails in the place of some."""
+        known = dict(places)
+
+        def moved(tail: Tail) -> Tail:
+            if tail.port >= 0:
+                return known.get(tail, tail)
             if tail not in known:
-                assert tail is not None
                 inside = frozenset((position, moved(below)) for position, below in tail.items)
                 known[tail] = self._tail(inside, tail.pushable)
             return known[tail]
@@ -244,29 +272,40 @@ class Pushdown:
     # returns
 
     def _decide(self) -> None:
-        """Finds out where a complete state returns, and where only the symbol below can say."""
-        self._taken: dict[tuple[int, int], int] = {}  # (state, symbol) -> both as one state
+        """Finds out where complete states return, and where only the symbol below can say."""
         while True:
             below = self._below()
-            firsts = self._firsts(below)
-            fresh = False
-            for state, symbols in enumerate(below):
-                if not self._ends[state]:
-                    continue
-                own = self._own(state)
-                for symbol in symbols:
-                    if own & firsts[symbol] and (state, symbol) not in self._taken:
-                        self._take(state, symbol)
-                        fresh = True
-            if not fresh:
+            pairs = [
+                (s, symbol) for s, found in enumerate(below) if self._ends[s] for symbol in found
+            ]
+            known = len(self._landed) + len(self._taken)
+            for state, symbol in pairs:
+                if (state, symbol) not in self._landed:
+                    self._landed[state, symbol] = self._landing(state, symbol)
+            self._explore()
+            firsts = self._firsts()
+            for state, symbol in pairs:
+                both = self._own(state) & firsts[self._landed[state, symbol]]
+                if both and (state, symbol) not in self._taken:
+                    self._take(state, symbol)
+            if len(self._landed) + len(self._taken) == known:
                 break
             self._explore()
         self._symbols, self._first = below, firsts
 
+    def _landing(self, state: int, symbol: int) -> int:
+        """Where a complete state returns."""
+        contents = self._contents[symbol]
+        if len(contents) == 1:
+            return symbol
+        ports = (c for port, c in enumerate(contents) if self._ends[state] >> port & 1)
+        return self._number(frozenset().union(*ports))
+
     def _take(self, state: int, symbol: int) -> None:
         """A state that may go on by itself or return to `symbol`: both as one."""
-        tail = self._tail(self._kernels[symbol], True)
-        self._taken[state, symbol] = self._number(self._moved(self._kernels[state], None, tail))
+        tails = [self._tail(kernel, True) for kernel in self._contents[symbol]]
+        places = dict(zip(self._ports, tails, strict=False))
+        self._taken[state, symbol] = self._number(self._moved(self._contents[state][0], places))
 
     def _own(self, state: int) -> int:
         total = 0
@@ -276,8 +315,8 @@ class Pushdown:
 
     def _below(self) -> list[set[int]]:
         """Per state the symbols that may be right below it."""
-        below: list[set[int]] = [set() for _ in self._kernels]
-        onward: list[set[int]] = [set() for _ in self._kernels]  # states at the same level
+        below: list[set[int]] = [set() for _ in self._contents]
+        onward: list[set[int]] = [set() for _ in self._contents]  # states at the same level
         queue: list[tuple[int, int]] = [(self.start, 0)]
         for state, steps in enumerate(self._steps):
             for _, symbol, to in steps:
@@ -286,11 +325,10 @@ class Pushdown:
                 else:
                     onward[state].add(symbol)
                     queue.append((to, symbol))
-        by_symbol: dict[int, list[int]] = {}
-        for (_, symbol), both in self._taken.items():
-            by_symbol.setdefault(symbol, []).append(both)
-        for symbol, states in by_symbol.items():
-            onward[symbol].update(states)
+        for found in (self._landed, self._taken):
+            for (_, symbol), to in found.items():
+                if to != symbol:
+                    onward[symbol].add(to)
         while queue:
             state, symbol = queue.pop()
             if symbol not in below[state]:
@@ -299,21 +337,19 @@ class Pushdown:
                 queue += [(other, symbol) for other in onward[state]]
         return below
 
-    def _firsts(self, below: list[set[int]]) -> list[int]:
+    def _firsts(self) -> list[int]:
         """Per state what may come next, returns included; the end of the text as well."""
-        firsts = [self._own(state) for state in range(len(below))]
+        firsts = [self._own(state) for state in range(len(self._contents))]
         firsts[0] = END_OF_TEXT
-        returns: list[list[int]] = [[] for _ in below]  # per symbol the states that return to it
-        for state, symbols in enumerate(below):
-            if self._ends[state]:
-                for symbol in symbols:
-                    returns[symbol].append(state)
-        queue = list(range(len(below)))
+        returning: list[list[int]] = [[] for _ in firsts]  # per state those that return to it
+        for (state, _), to in self._landed.items():
+            returning[to].append(state)
+        queue = list(range(len(firsts)))
         while queue:
-            symbol = queue.pop()
-            for state in returns[symbol]:
-                if firsts[symbol] & ~firsts[state]:
-                    firsts[state] |= firsts[symbol]
+            to = queue.pop()
+            for state in returning[to]:
+                if firsts[to] & ~firsts[state]:
+                    firsts[state] |= firsts[to]
                     queue.append(state)
         return firsts
 
@@ -322,50 +358,62 @@ class Pushdown:
     def rows(self) -> list[Row]:
         """What each state does with each byte. Raises Undecided."""
         rows: list[Row] = [[(END_OF_TEXT, Accept())]]
-        rows += [self._row(state, _ALL) for state in range(1, len(self._kernels))]
+        rows += [self._row(state, _ALL) for state in range(1, len(self._contents))]
         return rows
-
-    def _switches(self, state: int, some: int, go: Go) -> Row:
-        """The rows of bytes that a state and one below it may both read."""
-        self._spend(len(self._symbols[state]))
-        parts: dict[int, dict[int, Action]] = {some: {}}
-        for symbol in self._symbols[state]:
-            stay = Go(go.to, (symbol, *go.push))
-            both = some & self._first[symbol]
-            if not both:
-                for cases in parts.values():
-                    cases[symbol] = stay
-                continue
-            joined = self._row(self._taken[state, symbol], both)
-            finer: dict[int, dict[int, Action]] = {}
-            for bits, cases in parts.items():
-                if bits & ~both:
-                    finer[bits & ~both] = {**cases, symbol: stay}
-                for more, action in joined:
-                    if bits & more:
-                        finer[bits & more] = {**cases, symbol: action}
-            parts = finer
-        return [(bits, Switch(1, tuple(sorted(cases.items())))) for bits, cases in parts.items()]
 
     def _row(self, state: int, some: int) -> Row:
         """What a state does with some of the bytes."""
         row: Row = []
-        returned = 0
+        returned = switched = 0  # bytes that are read behind a return
         if self._ends[state]:
             for symbol in self._symbols[state]:
-                returned |= self._first[symbol]
+                to = self._landed[state, symbol]
+                returned |= self._first[to]
+                if to != symbol:
+                    switched |= self._first[to]
+        returned &= some
         for bits, symbol, to in self._steps[state]:
             bits &= some
             if bits:
-                some &= ~bits
                 go = Go(to, () if symbol < 0 else (symbol,))
                 if bits & ~returned:
                     row.append((bits & ~returned, go))
                 if bits & returned:
                     row += self._switches(state, bits & returned, go)
-        if some & returned:
-            row.append((some & returned, Return()))
+                    returned &= ~bits
+        if returned & switched:
+            row += self._switches(state, returned & switched, None)
+        if returned & ~switched:
+            row.append((returned & ~switched, Return()))
         return row
+
+    def _switches(self, state: int, some: int, go: Go | None) -> Row:
+        """The rows of bytes where the symbol below a state says what they do. go: what the state
+        does with them by itself."""
+        self._spend(len(self._symbols[state]))
+        parts: dict[int, dict[int, Action]] = {some: {}}
+        for symbol in self._symbols[state]:
+            landed = self._landed[state, symbol]
+            both = some & self._first[landed]
+            joined: Row = []
+            if both:
+                joined = self._row(landed if go is None else self._taken[state, symbol], both)
+            if go and some & ~both:
+                joined.append((some & ~both, Go(go.to, (symbol, *go.push))))
+            finer: dict[int, dict[int, Action]] = {}
+            for bits, cases in parts.items():
+                left = bits
+                for more, action in joined:
+                    if bits & more:
+                        finer[bits & more] = {**cases, symbol: action}
+                        left &= ~more
+                if left:
+                    finer[left] = cases
+            parts = finer
+        return [
+            (bits, Switch(1, tuple(sorted(cases.items(), key=_symbol))))
+            for bits, cases in parts.items()
+        ]
 
 
 def names_tokens(grammar: Grammar) -> bool:
@@ -374,8 +422,12 @@ def names_tokens(grammar: Grammar) -> bool:
     return any(isinstance(s.item if isinstance(s, Repeat) else s, Token) for s in symbols)
 
 
-def _depth(tail: Tail | None) -> int:
-    return tail.depth if tail else 0
+def _symbol(case: tuple[int, Action]) -> int:
+    return case[0]
+
+
+def _depth(tail: Tail) -> int:
+    return tail.depth
 
 
 def recurring(grammar: Grammar, graph: Graph) -> set[int]:

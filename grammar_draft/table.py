@@ -231,11 +231,8 @@ def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) 
         at.append(len(listed))
     rows = act[kept]
     rows = np.where(rows >= 0, named[np.maximum(rows, 0)], rows).astype(np.int32)
-    loops = np.zeros((len(rows), 2), np.uint64)
-    whole = np.zeros(len(rows), np.uint8)
-    find_loops(rows, classes, _tails(classes), loops, whole)
     i32 = partial(np.array, dtype=np.int32)
-    return Table(
+    return completed(
         classes,
         rows,
         np.array([*kind, 255], np.uint8),
@@ -243,11 +240,19 @@ def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) 
         i32(at),
         i32(listed),
         i32(found),
-        loops,
-        whole,
-        only_bytes(rows, classes),
         int(named[start]),
     )
+
+
+def completed(
+    classes: U8, act: I32, kind: U8, number: I32, at: I32, listed: I32, found: I32, start: int
+) -> Table:
+    """The table of these arrays, with what follows from them."""
+    loops = np.zeros((len(act), 2), np.uint64)
+    whole = np.zeros(len(act), np.uint8)
+    find_loops(act, classes, _tails(classes), loops, whole)
+    only = only_bytes(act, classes)
+    return Table(classes, act, kind, number, at, listed, found, loops, whole, only, start)
 
 
 def only_bytes(act: I32, classes: U8) -> I32:

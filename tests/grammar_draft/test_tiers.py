@@ -16,7 +16,8 @@ from diskmoe.grammar_draft.pushdown import Pushdown, Undecided
 from diskmoe.grammar_draft.rules import Chars, Grammar, Ref, Rule
 from diskmoe.grammar_draft.table import Table, find_loops, refine, table_of
 from diskmoe.grammar_draft.tabled import Tabled
-from diskmoe.grammar_draft.tiers import table_for, tier_of
+from diskmoe.grammar_draft.tables import table_for
+from diskmoe.grammar_draft.tiers import tier_of
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
 ARITHMETIC = r"""
@@ -70,6 +71,9 @@ def test_a_regular_grammar_is_the_smallest_finite_automaton(text: str, told: str
     [
         'root ::= "(" root ")" | "x"',
         'root ::= e\ne ::= e "+" t | t\nt ::= t "*" f | f\nf ::= "(" e ")" | [0-9]+',
+        # what is between brackets shows only behind them
+        'root ::= a "x" | b "y"\na ::= "(" a ")" | "c"\nb ::= "(" b ")" | "c"',
+        'root ::= a "x" | b "y"\na ::= "(" a ")" | "1"\nb ::= "(" b "))" | "2"',
         # which of two things a rule is part of shows only behind it
         LVALUES,
         # blanks may belong to what is complete or to what is around it
@@ -85,7 +89,7 @@ def test_rules_that_recur_have_a_stack(text: str):
     [
         ('root ::= root "+" root | [0-9]', "steps of work"),
         ('root ::= "a" root "a" | "b" root "b" | ""', "steps of work"),
-        ('root ::= a "x" | b "y"\na ::= "(" a ")" | "c"\nb ::= "(" b ")" | "c"', "in one state"),
+        ('root ::= a "x" | b "y"\na ::= "(" a ")" | "c"\nb ::= "(" b "))" | "c"', "in one state"),
         ("root ::= <[7]>", "it names tokens"),
     ],
 )
