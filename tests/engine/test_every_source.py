@@ -23,7 +23,11 @@ from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
 from diskmoe.grammar_draft.automaton import Automaton
+from diskmoe.grammar_draft.constraint import Constraint
+from diskmoe.grammar_draft.course import Course
 from diskmoe.grammar_draft.gbnf import parse
+from diskmoe.grammar_draft.vocabulary import Vocabulary
+from diskmoe.mtp.certain_source import CertainSource
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.corpus import Corpus, CorpusSource, write_corpus
 from diskmoe.mtp.grammar_source import GrammarSource
@@ -79,6 +83,20 @@ def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
         yield Tiny(transformer, head, corpus)
 
 
+CONSTRAINTS = [
+    'root ::= ("{" [a-z]{1,4} ":" [0-9]+ "}")+',
+    'root ::= [^a-p]* ("end" | "!")',
+    'root ::= (!<[95]>)* <[95]> "so" .*',
+    "root ::= a\na ::= . | . a",
+    'root ::= "twenty letters that are forced" [a-z]{0,20} "."?',
+    'root ::= "A" [0-9] "B"',
+]
+
+
+def vocabulary_of(stops: Sequence[int]) -> Vocabulary:
+    return Vocabulary(Letters.token_bytes, Letters().special_text, frozenset(stops))
+
+
 class Watched:
     """A model that keeps the bytes of the logits of each position."""
 
@@ -116,13 +134,19 @@ def run(
     limit: int,
     stops: Sequence[int],
     sources_for: Callable[[Sampler], Sources] | None = None,
+    constraint: Constraint | None = None,
+    mode: str = "1",
     **limits: Any,
 ) -> Run:
     """With the sources, where there are some, and the composer's own `limits`."""
-    watched, stats, sampler = Watched(model), RunStats(), Sampler(sampling, VOCAB)
+    course = None if constraint is None else Course(constraint)
+    watched, stats, sampler = Watched(model), RunStats(), Sampler(sampling, VOCAB, course, mode)
     composer, heads, told = None, [], []
     if sources_for is not None:
         forced, others = sources_for(sampler)
+        if course is not None:
+            forced = [CertainSource(course), *forced]
+            limits["fits"] = lambda chain: course.after(chain) is not None
         composer = Composer(forced, others, VOCAB, **limits)
         heads = [source for source in others if isinstance(source, MtpSource)]
 
@@ -195,6 +219,56 @@ def check_accounts(drafted: Run) -> None:
     assert stats.decode.rows == stats.decode.forwards + proposed
     # a forward's rows of use: what was right, and the one that was picked or ended the text
     assert sum(drafted.told) + stats.decode.forwards - len(drafted.told) == stats.tokens
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_drafts_leave_a_constrained_text_its_end_and_its_logits_as_they_are(
+    model: Tiny, seed: int
+) -> None:
+    random, transformer = Random(seed), model.transformer
+    accepted = 0
+    for number in range(-(-RUNS // 3)):
+        prompt = random.choices(range(VOCAB), k=random.choice([1, 2, 9, 40]))
+        sampling, limit = samplings(random), random.choice([1, 2, 3, 30, 50, 50])
+        stops = random.sample(range(VOCAB), random.choice([0, 1, 2]))
+        grammar, mode = random.choice(CONSTRAINTS), random.choice(["mask", "check", "1"])
+        constraint = Constraint(parse(grammar), vocabulary_of(stops))
+        plain = run(transformer, prompt, sampling, limit, stops, constraint=constraint, mode="mask")
+        drafted = run(
+            transformer,
+            prompt,
+            sampling,
+            limit,
+            stops,
+            partial(some_sources, model, plain.ids, prompt, random),
+            constraint,
+            mode,
+            most=random.choice([1, 3, 24]),
+            planner=Planner(random.choice([None, None, 1, 4, 24])),
+            guard=random.random() < 0.7,
+        )
+        said = f"seed {seed}, run {number}, {grammar}"
+        assert drafted.ids == plain.ids, said
+        assert drafted.stats.stop_reason == plain.stats.stop_reason, said
+        assert {place: drafted.rows[place] for place in plain.rows} == plain.rows, said
+        check_accounts(drafted)
+        check_valid(plain, constraint, said)
+        for account in drafted.stats.drafts.items():
+            assert account[0] != "forced" or account[1].judged == account[1].accepted
+        accepted += drafted.stats.tokens - drafted.stats.sampled
+    assert accepted
+
+
+def check_valid(run: Run, constraint: Constraint, said: str) -> None:
+    """The text begins a document, and is one when it has ended by itself."""
+    state = constraint.start
+    for token in run.ids:
+        after = constraint.accept(state, token)
+        assert after is not None, said
+        state = after
+    reason = run.stats.stop_reason
+    assert reason in ("limit", "context full") or constraint.may_end(state), said
+    assert (reason == "grammar complete") <= constraint.complete(state), said
 
 
 @pytest.mark.parametrize("seed", range(3))
