@@ -2,6 +2,7 @@
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,8 @@ def test_a_choice_that_the_grammar_likes_is_made_without_a_mask():
         def mask(self, state):
             raise AssertionError("a mask was made")
 
-    for filters in ({}, {"top_k": 3}, {"min_p": 0.1}, {"top_p": 0.5}, {"top_k": 9, "top_p": 0.5}):
+    for some in ({}, {"top_k": 3}, {"min_p": 0.1}, {"top_p": 0.5}, {"top_k": 9, "top_p": 0.5}):
+        filters: dict[str, Any] = {**some}
         for mode in ("check", "1"):
             course = Course(Maskless(parse(one_of(*range(50))), vocabulary()))
             sampler = Sampler(Sampling(1.0, seed=1, **filters), VOCAB, course, mode)
@@ -116,7 +118,7 @@ def sometimes_likely(sampler: Sampler, logits: np.ndarray, random: Random) -> Dr
 def drawn(sampler: Sampler, logits: np.ndarray, random: Random) -> Draft:
     """By chance of its own, and of some that are forbidden."""
     ids, probs = np.array([1, 3, 5, 12], np.int32), np.array([0.4, 0.1, 0.3, 0.2])
-    return Draft(random.choices(ids.tolist(), probs)[0], odds=Odds(ids, probs))
+    return Draft(random.choices(ids.tolist(), probs.tolist())[0], odds=Odds(ids, probs))
 
 
 @pytest.mark.parametrize("drafts", [None, same_noise, sometimes_likely, drawn])
