@@ -8,7 +8,7 @@ What grows beyond a bound is an error that names the schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from diskmoe.grammar_draft.schema.document import Place, shown
@@ -36,7 +36,7 @@ from diskmoe.grammar_draft.schema.keywords import (
     Inexpressible,
     Keywords,
 )
-from diskmoe.grammar_draft.schema.values import holds
+from diskmoe.grammar_draft.schema.values import holds, type_of
 
 MAX_WAYS = 5000  # of one node
 MAX_STEPS = 300_000  # of all nodes
@@ -62,19 +62,34 @@ class Expander:
         self.ignored: dict[str, str] = {}  # keyword and pointer -> why
         self.reasons: dict[Node, str] = {}  # why nothing satisfies a node
         self._ways: dict[Node, list[Facts]] = {}
+        self._written: dict[Node, list[Facts]] = {}
         self._open: set[Node] = set()
         self._read: dict[tuple[int, bool], list[Entry]] = {}
         self._depth = 0
         self._steps = 0
-        self._texts: Callable[[Facts], bool] | None = None
 
     def ways(self, node: Node) -> list[Facts]:
         """The ways to satisfy a node; none where it contradicts itself."""
         known = self._ways.get(node)
         if known is None:
             self._open.add(node)
-            known = self._ways[node] = self._expanded(node)
+            known, reason = [], self.reasons.get(node, "")
+            for facts in self.read(node):
+                why = self._contradiction(facts, True)
+                reason = reason or why
+                if not why:
+                    known.append(facts)
+            if not known:
+                self.reasons[node] = reason or "nothing satisfies it"
+            self._ways[node] = known
             self._open.discard(node)
+        return known
+
+    def read(self, node: Node) -> list[Facts]:
+        """The ways of a node as they are written, those that contradict themselves among them."""
+        known = self._written.get(node)
+        if known is None:
+            known = self._written[node] = self._expanded(node)
         return known
 
     def hopeless(self, node: Node) -> bool:
@@ -133,7 +148,7 @@ class Expander:
                     for fact in self._unevaluated(entry, facts):
                         todo = ((fact, chain, annotates), todo)
                 else:
-                    if passed >= 3 and self._contradiction(gather(_listed(facts))):
+                    if passed >= 3 and self._contradiction(gather(_listed(facts)), False):
                         break
                     if len(branches) + len(found) > MAX_WAYS:
                         raise self._too_much(node, f"there are more than {MAX_WAYS} ways")
@@ -145,13 +160,9 @@ class Expander:
                     break
             else:
                 if mask:
-                    gathered = gather(_listed(facts))
-                    why = self._contradiction(gathered)
-                    reason = reason or why
-                    if not why:
-                        found.append(gathered)
-        if not found:
-            self.reasons[node] = reason or "nothing satisfies it"
+                    found.append(gather(_listed(facts)))
+        if not found and reason:
+            self.reasons[node] = reason
         return found
 
     def _linked(self, entry: Also, chain: Any) -> Any:
@@ -263,8 +274,9 @@ class Expander:
                 count = max((len(one.prefix) for one in items), default=0)
                 yield Fact("items", Items((ANY,) * count, rest, True), place, True)
 
-    def _contradiction(self, facts: Facts) -> str:
-        """Why no value fits some facts, or nothing. Takes away types and values that do not fit."""
+    def _contradiction(self, facts: Facts, all_values: bool) -> str:
+        """Why no value fits some facts, or nothing. Takes away types and values that do not fit, of
+        values those alone that have no parts unless `all_values`."""
         where = facts.places
         reason = f"at {where['types'].pointer}: no type is left" if "types" in where else ""
 
@@ -296,7 +308,12 @@ class Expander:
                     strike("object", "required", f"member {shown(name)} cannot be there{said}")
                     break
         if facts.values is not None:
-            fits = [value for value in facts.values if holds(self, facts, value)]
+            fits = [
+                value
+                for value in facts.values
+                if not (all_values or type_of(value) not in ("array", "object"))
+                or holds(self, facts, value)
+            ]
             if not fits and facts.types:
                 place = where["values"]
                 reason = f"at {place.pointer}: no value of const or enum fits the rest"

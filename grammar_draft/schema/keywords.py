@@ -27,7 +27,7 @@ from diskmoe.grammar_draft.schema.facts import (
 from diskmoe.grammar_draft.schema.formats import FORMATS
 from diskmoe.grammar_draft.schema.profiles import Profile
 
-MAX_NESTED = 100  # levels of a constant
+MAX_NESTED = 50  # levels of a constant
 NAMES = (*BIT, "integer")
 REMARKS = {
     *("$schema", "$id", "id", "$comment", "$anchor", "$dynamicAnchor", "$vocabulary", "$defs"),
@@ -326,7 +326,8 @@ class Keywords:
                 ways.append([Also(given, holds), *then])
             yield Either(ways)
         for name, wanted in self.dependencies(place):
-            there: list[Any] = [Fact("required", name, place)]
+            there: list[Any] = [Fact("types", (BIT["object"], None), place)]
+            there.append(Fact("required", name, place))
             if isinstance(wanted, Place):
                 there.append(Also(wanted, True))
             else:

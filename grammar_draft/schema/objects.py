@@ -45,8 +45,7 @@ def objects(compiler: Compiler, facts: Facts, label: str) -> list[Alternative]:
         and facts.members == (0, None) and not facts.names and not facts.some
     ):  # fmt: skip
         return [made.any("object")]
-    found = _Object(compiler, facts, label).alternatives()
-    return found
+    return _Object(compiler, facts, label).alternatives()
 
 
 class _Object:
@@ -76,6 +75,7 @@ class _Object:
         self.others, self.nodes = (None, []) if closed else self._others()
         self.low, self.high = self._counts()
         self.rules: dict[tuple[str, _State], Ref] = {}
+        self.parts: dict[tuple[object, ...], Ref] = {}
         self.queue: list[tuple[str, _State]] = []
 
     def _others(self) -> tuple[Dfa | None, list[tuple[Node, int]]]:
@@ -219,23 +219,29 @@ class _Object:
         for i, one in enumerate(self.some):
             met |= one.speaks_of(name) << i
         counted = self._counted(state, True)._replace(next=index + 1)
-        key = ("after", name, counted, met, id(self))
-        return self.made.kept(key, self.label, self._values(node, met, counted))
+        return self._part((name, counted), self._values(node, met, counted))
 
     def _other(self, state: _State) -> list[Alternative]:
         """The other members: all their keys, and behind each what its value must be."""
         assert self.others is not None
         counted = self._counted(state, not state.other)
         counted = counted._replace(next=len(self.named), other=state.other or self.low > 0)
-        key = ("other", counted, id(self))
         tails: list[Alternative] = []
         for i, (node, meets) in enumerate(self.nodes):
-            behind = self.made.kept((*key, i), self.label, self._values(node, meets, counted))
-            tails.append((word('"'), behind))
+            tails.append((word('"'), self._part((i, counted), self._values(node, meets, counted))))
         if self.others is ANYTHING:
             return [(self.made.shared("string"), tails[0][1])]
-        found = self.made.kept(key, self.label, write(self.made, self.others, tails, self.label, True))
-        return [(word('"'), found)]
+        if (counted,) not in self.parts:
+            keys = write(self.made, self.others, tails, self.label, True)
+            self.parts[(counted,)] = self.made.rule(self.label, keys)
+        return [(word('"'), self.parts[(counted,)])]
+
+    def _part(self, key: tuple[object, ...], alternatives: list[Alternative]) -> Ref:
+        """The one rule of a key among those of this object."""
+        known = self.parts.get(key)
+        if known is None:
+            known = self.parts[key] = self.made.rule(self.label, alternatives)
+        return known
 
     def _values(self, node: Node, meets: int, state: _State) -> list[Alternative]:
         """A colon, a value and what follows; a value may meet some demand at the same time."""

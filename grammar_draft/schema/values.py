@@ -27,7 +27,7 @@ def fits(expander: Expander, node: Node, value: Any) -> bool:
     """Whether a value satisfies a node. As deep as the value is."""
     if node == ANY or node == NEVER:
         return node == ANY
-    return any(holds(expander, facts, value) for facts in expander.ways(node))
+    return any(holds(expander, facts, value) for facts in expander.read(node))
 
 
 def holds(expander: Expander, facts: Facts, value: Any) -> bool:
