@@ -21,18 +21,25 @@ def shipped() -> list[str]:
 
 
 def load(
-    place: str, root: str = "root", strict: bool = False, token_id: TokenId | None = None
+    place: str,
+    root: str = "root",
+    strict: bool = False,
+    token_id: TokenId | None = None,
+    profile: str = "drafts",
+    whitespace: str = "flexible",
+    lax: bool = False,
 ) -> Grammar:
     """Reads the grammar at a path or, where no such file is, ours of that name.
 
-    A file whose text begins with { or [ is a JSON Schema, all others are GBNF.
+    A file whose text begins with { or [ is a JSON Schema, for which profile, whitespace and lax are
+    (see `from_schema`); all others are GBNF.
 
     Raises:
         BadGrammar: no such file, one that is too large, or what the languages raise.
     """
     data = _data(place)
     if data.lstrip()[:1] in (b"{", b"["):
-        return from_schema(data, profile="drafts", name=place)
+        return from_schema(data, profile=profile, whitespace=whitespace, lax=lax, name=place)
     return from_gbnf(data, name=place, root=root, strict=strict, token_id=token_id)
 
 
