@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diskmoe.engine.constraining import Constraints, mode_of
+from diskmoe.engine.constraining import Constraints, ThinkBudget, Wanted, mode_of
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.draft_head import load_head
@@ -56,7 +56,7 @@ from diskmoe.mtp.source import DraftSource
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Model", "Options", "Prepared", "Prompt", "Run", "Sampling", "prepare"]
+__all__ = ["Model", "Options", "Prepared", "Prompt", "Run", "Sampling", "ThinkBudget", "prepare"]
 
 WARM_SHARE = 0.1  # of the expert bytes in the page cache; below it a run counts as cold
 
@@ -104,7 +104,7 @@ class Model:
         if recorders:
             transformer.record_with(_to_each(recorders))
         self._experience = Experience()
-        self._constraints = Constraints(prepared.text)
+        self._constraints = Constraints(prepared.text, say)
         self._runs = 0
         self._closed = False
 
@@ -243,6 +243,8 @@ class Model:
         on_prefill: Callable[[int, int], None] | None = None,
         grammar: Grammar | str | None = None,
         constrain: str | bool | None = None,
+        triggers: Sequence[str] = (),
+        thinking: ThinkBudget | None = None,
     ) -> Run:
         """Starts a run; iterate over it for the text. A new run ends the one before it.
 
@@ -256,6 +258,10 @@ class Model:
             constrain: whether the text must follow it: ``Options.constrain`` for this run, or True
                 for "1" and False for "0". A text that ends by itself is then a whole document, one
                 that meets `limit` the beginning of one.
+            triggers: words, ``/patterns/`` or ``<[ids]>`` of tokens, of which the first that comes
+                begins what is enforced; none: the text does.
+            thinking: how long its thinking blocks may be, where the model has them. With it a text
+                that is enforced may begin with one.
 
         Raises:
             BadGrammar: a grammar's file that cannot be used.
@@ -280,9 +286,14 @@ class Model:
         if isinstance(grammar, str):
             grammar = load_grammar(grammar, token_id=tokenizer and tokenizer.token_id)
         mode = self.options.constrain if constrain is None else mode_of(constrain)
+        enforced = mode != "0"
+        if enforced and grammar is None:
+            raise BadRequest("nothing to constrain by: give a grammar or a schema")
         stop_ids = frozenset() if ignore_eos else self.text.stops(prompt.in_chat)
-        course = None if mode == "0" else self._constraints.course(grammar, stop_ids)
-        sampler = Sampler(sampling or Sampling(temperature=0.0), valid, course, mode)
+        wanted = Wanted(grammar if enforced else None, triggers, thinking)
+        course = self._constraints.course(wanted, prompt, stop_ids)
+        ways = mode if enforced else "1"
+        sampler = Sampler(sampling or Sampling(temperature=0.0), valid, course, ways)
         models: list[DraftSource] = []
         head = None
         if self._head is not None:
@@ -303,6 +314,7 @@ class Model:
             self._experience,
             self._say,
             course,
+            begun=enforced and not triggers,
         )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner

@@ -71,8 +71,7 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
         given, schema = values["GRAMMAR"].value, values["SCHEMA"].value
         constrain = values["CONSTRAIN"].value
         grammar = grammar_of(given, schema, constrain, prepared.text, say)
-        if grammar is not None and constrain != "0":
-            say(f"constrain the text follows {grammar.name}")
+        triggers, thinking = _triggers(values), _thinking(values, say)
         prepared = prepared.for_run(len(ids), values["NGEN"].value)
     except BaseException:
         prepared.close()
@@ -87,10 +86,30 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
             ignore_eos=values["IGNORE_EOS"].value,
             on_prefill=_prefill_progress(say),
             grammar=grammar,
+            triggers=triggers,
+            thinking=thinking,
         )
         interrupted = not _stream(result, None if values["JSON"].value else write)
         _finish(model, result, values, say, write)
     return 130 if interrupted else 0
+
+
+def _triggers(values: Mapping[str, Value]) -> tuple[str, ...]:
+    text = values["TRIGGER"].value
+    if text is not None and values["CONSTRAIN"].value == "0":
+        raise BadRequest("TRIGGER says where a grammar begins that is enforced: set CONSTRAIN=1")
+    return () if text is None else (text,)
+
+
+def _thinking(values: Mapping[str, Value], say: Say) -> Any:
+    from diskmoe.engine.api import ThinkBudget
+
+    tokens, message = values["THINK_BUDGET"].value, values["THINK_MESSAGE"].value
+    if tokens is not None:
+        return ThinkBudget(tokens, message or "")
+    if message is not None:
+        say("note      THINK_MESSAGE has no effect without THINK_BUDGET")
+    return None
 
 
 def _stream(result: Any, write: Say | None) -> bool:

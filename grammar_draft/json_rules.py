@@ -123,7 +123,11 @@ class JsonRules:
 
     def _positive(self) -> list[Alternative]:
         fraction = self.rule("fraction", [(word("."), Repeat(_DIGIT, 1, self._digits)), ()])
-        power = (Chars(normal([(69, 69), (101, 101)])), Repeat(_SIGN, 0, 1), Repeat(_DIGIT, 1, self._digits))
+        power = (
+            Chars(normal([(69, 69), (101, 101)])),
+            Repeat(_SIGN, 0, 1),
+            Repeat(_DIGIT, 1, self._digits),
+        )
         return [(self.shared("natural"), fraction, self.rule("exponent", [power, ()]))]
 
     def _character(self) -> list[Alternative]:
@@ -243,7 +247,11 @@ class JsonRules:
         if not escaped:
             return symbol
         spellings = self.escapes(escaped)
-        if not plain and len(spellings) == len(spellings[0]) == 1 and type(spellings[0][0]) is Literal:
+        if (
+            not plain
+            and len(spellings) == len(spellings[0]) == 1
+            and type(spellings[0][0]) is Literal
+        ):
             return Literal(b"\\" + spellings[0][0].data)
         known = self._shared.get(("character", ranges))
         if known is None:

@@ -54,7 +54,9 @@ def write(
     first: list[Alternative] = []
     for state in queue:
         found: list[Alternative] = []
-        escaped = [edge for edge in dfa.moves[state] if quoted and intersection(edge[0], MUST_ESCAPE)]
+        escaped = [
+            edge for edge in dfa.moves[state] if quoted and intersection(edge[0], MUST_ESCAPE)
+        ]
         for ranges, target in dfa.moves[state]:
             after = behind(target)
             if len(escaped) > 1:
@@ -110,9 +112,7 @@ def _anchored(nodes: Sequence[Node]) -> int | None:
     return None
 
 
-def write_shape(
-    made: JsonRules, nodes: Sequence[Node], label: str, quoted: bool
-) -> Alternative:
+def write_shape(made: JsonRules, nodes: Sequence[Node], label: str, quoted: bool) -> Alternative:
     """A pattern as rules of its own shape. Raises TooLarge where it has anchors within."""
     root = nodes[-1]
     inside = list(root.children) if root.kind == "cat" else [len(nodes) - 1]
@@ -141,4 +141,3 @@ def write_shape(
         else:
             shapes.append(())
     return joined([*before, *(s for child in inside for s in shapes[child]), *after])
-

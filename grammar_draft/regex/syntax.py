@@ -193,7 +193,9 @@ class _Parser:
                 after, high = self._member(at + 1)
                 if isinstance(low, int) and isinstance(high, int):
                     if high < low:
-                        raise self._error(at, f"a range that ends before it begins ({text[at - 1 : after]!r})")
+                        raise self._error(
+                            at, f"a range that ends before it begins ({text[at - 1 : after]!r})"
+                        )
                     at = after
                     parts.append(((low, high),))
                     continue

@@ -90,7 +90,8 @@ class Document:
         root = self._resources.get(address)
         if root is None:
             raise self.error(
-                place, f"$ref {shown(reference)} leads out of the document; only what is in it is read"
+                place,
+                f"$ref {shown(reference)} leads out of the document; only what is in it is read",
             )
         fragment = unquote(fragment)
         if dynamic and self._dynamic.get(fragment, 0) > 1:
@@ -131,7 +132,9 @@ class Document:
                     self._named(value, link)
                 for key, inner in value.items():
                     if not isinstance(key, str):
-                        raise BadGrammar(f"the schema has a key {shown(key)} that is no text", self.name)
+                        raise BadGrammar(
+                            f"the schema has a key {shown(key)} that is no text", self.name
+                        )
                     if names or key not in _DATA:
                         queue.append((inner, (link, key), key in _MAPS and not names))
             elif isinstance(value, list):

@@ -212,7 +212,9 @@ class Expander:
         for key in place.value:
             if key in KEYWORDS or key in REMARKS or key.startswith("x-"):
                 if key == "nullable" and not self.keywords.profile.guesses:
-                    self.refuse(place, key, "JSON Schema has no such keyword; write type [..., null]")
+                    self.refuse(
+                        place, key, "JSON Schema has no such keyword; write type [..., null]"
+                    )
                 continue
             self.refuse(place, key, "this keyword is not known")
 

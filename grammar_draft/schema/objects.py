@@ -11,7 +11,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from diskmoe.grammar_draft.json_rules import spelled, word
-from diskmoe.grammar_draft.regex.dfa import ANYTHING, NO, Dfa, TooLarge, combine, from_pattern, of_words
+from diskmoe.grammar_draft.regex.dfa import (
+    ANYTHING,
+    NO,
+    Dfa,
+    TooLarge,
+    combine,
+    from_pattern,
+    of_words,
+)
 from diskmoe.grammar_draft.regex.emit import joined, write
 from diskmoe.grammar_draft.rules import Alternative, Ref
 from diskmoe.grammar_draft.schema.facts import ANY, NEVER, Facts, Keys, Member, Node, both
@@ -163,9 +171,9 @@ class _Object:
             made.define(rule, self._more(wanted) if kind == "more" else self._rest(wanted))
         if not first:
             return []
-        return [(*opened, *first[0])] if len(first) == 1 else [
-            (*opened, made.rule(self.label, first))
-        ]
+        return (
+            [(*opened, *first[0])] if len(first) == 1 else [(*opened, made.rule(self.label, first))]
+        )
 
     def _rule(self, kind: str, state: _State) -> Ref:
         known = self.rules.get((kind, state))
@@ -202,9 +210,7 @@ class _Object:
             run, chained = run[:1], True
         else:
             chained = False
-        keys = [
-            (spelled(self.named[i][0]).encode(), (self._after(state, i),)) for i in run
-        ]
+        keys = [(spelled(self.named[i][0]).encode(), (self._after(state, i),)) for i in run]
         found = self.made.words(keys, self.label)
         if chained:
             found.append((self._rule("more", state._replace(next=state.next + 1)),))
@@ -254,9 +260,7 @@ class _Object:
             if some != NEVER:
                 after = state._replace(met=state.met | met)
                 value = self.compiler.rule(some)
-                found.append(
-                    joined((*made.colon(), value, *made.ws(), self._rule("rest", after)))
-                )
+                found.append(joined((*made.colon(), value, *made.ws(), self._rule("rest", after))))
         return found
 
     def _counted(self, state: _State, distinct: bool) -> _State:

@@ -48,7 +48,10 @@ def strings(compiler: Compiler, facts: Facts, label: str) -> list[Alternative]:
         one = single_class(parse(only))
         if one is not None:
             ranges, least, most = one
-            least, most = max(least, low), min((n for n in (most, high) if n is not None), default=None)
+            least, most = (
+                max(least, low),
+                min((n for n in (most, high) if n is not None), default=None),
+            )
             if most is not None and most < least:
                 return []
             if most == 0 or not ranges:
@@ -62,14 +65,18 @@ def strings(compiler: Compiler, facts: Facts, label: str) -> list[Alternative]:
             compiler.refuse(facts, "patterns" if patterns else "excluded", str(error))
             return [made.sized_string(low, high)]
         if (low, high) != (0, None):
-            compiler.refuse(facts, "length", f"beside the pattern of #/pattern it is too much: {error}")
+            compiler.refuse(
+                facts, "length", f"beside the pattern of #/pattern it is too much: {error}"
+            )
         return [joined((word('"'), *write_shape(made, parse(only), label, True), word('"')))]
     if dfa.empty:
         return []
     found = write(made, dfa, [(word('"'),)], label, True)
-    return [joined((word('"'), *found[0]))] if len(found) == 1 else [
-        (word('"'), made.rule(label, found))
-    ]
+    return (
+        [joined((word('"'), *found[0]))]
+        if len(found) == 1
+        else [(word('"'), made.rule(label, found))]
+    )
 
 
 def patterns_of(facts: Facts) -> tuple[tuple[str, bool], ...]:

@@ -16,8 +16,8 @@ from diskmoe.engine.errors import BadRequest
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.errors import DeadEnd
 from diskmoe.grammar_draft.gbnf import parse
+from diskmoe.grammar_draft.languages import from_schema
 from diskmoe.grammar_draft.rules import Grammar
-from diskmoe.grammar_draft.schema import convert
 
 END = 260  # <|end|>
 
@@ -52,7 +52,7 @@ def test_texts_begin_a_document_and_those_that_end_by_themselves_are_one(model: 
     ended = 0
     for _ in range(10):
         schema = random_schema(random)
-        grammar = convert(schema, blanks=random.random() < 0.5)
+        grammar = from_schema(schema, whitespace=random.choice(["flexible", "compact"]))
         sampling = Sampling(random.choice([0.0, 0.3, 0.8, 1.5]), seed=random.randrange(99))
         mode = random.choice(["1", "mask", "check"])
         limit = random.choice([3, 10, 25, 60])
