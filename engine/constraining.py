@@ -110,7 +110,13 @@ class Constraints:
             self._say(f"thinking  {budget.tokens} tokens a block at most")
         if isinstance(rules, Constraint):
             self._say("constrain thinking comes first, and is free")
-        return Thinking(rules, tags, budget.tokens, tokenizer.encode(budget.message), inside)
+        message = tokenizer.encode(budget.message)
+        if not {closing, *message}.isdisjoint(rules.vocabulary.ends):
+            raise BadRequest(
+                f"{budget.message + texts[1]!r} is to end a thinking block, and holds a token that ends "
+                "the text"
+            )
+        return Thinking(rules, tags, budget.tokens, message, inside)
 
     def _constraint(self, grammar: Grammar, vocabulary: Vocabulary) -> Constraint:
         key = id(grammar), frozenset(vocabulary.ends)
