@@ -59,12 +59,16 @@ class Constraints:
     def __init__(self, text: TextSide, say: Say) -> None:
         self._text = text
         self._say = say
+        self._said: set[str] = set()
         self._vocabularies: dict[frozenset[int], Vocabulary] = {}
-        # with the grammar, which keeps its id() its own
-        self._made: dict[tuple[int, frozenset[int]], tuple[Grammar, Constraint]] = {}
+        # by grammar and ends; the grammar beside them keeps its id() its own
+        self._free: dict[tuple[int, frozenset[int]], tuple[Grammar, list[Constraint]]] = {}
 
-    def course(self, wanted: Wanted, prompt: Prompt, ends: frozenset[int]) -> Course | None:
-        """What a new text is to follow, None for nothing. ends: the ids that end it.
+    def course(
+        self, wanted: Wanted, prompt: Prompt, ends: frozenset[int]
+    ) -> tuple[Course | None, Callable[[], None]]:
+        """What a new text is to follow, None for nothing; and what to call when it has ended. ends:
+        the ids that end it.
 
         Raises:
             BadRequest: triggers without a grammar, a budget where the model has no thinking blocks, a
@@ -75,19 +79,18 @@ class Constraints:
         if wanted.triggers and grammar is None:
             raise BadRequest("a trigger needs a grammar to begin: constrain by one")
         if grammar is None and thinking is None:
-            return None
+            return None, lambda: None
         vocabulary = self._vocabulary(ends)
-        rules: Free | Constraint
         if grammar is None:
-            rules = Free(vocabulary)
-        else:
-            rules = constraint = self._constraint(grammar, vocabulary)
-            where = "from its first byte on"
-            if wanted.triggers:
-                rules = Lazy(constraint, wanted.triggers)
-                where = " or ".join(_place(constraint, text) for text in wanted.triggers)
-            self._say(f"constrain the text follows {grammar.name} {where}")
-        return Course(self._with_thinking(rules, thinking, prompt))
+            return Course(self._with_thinking(Free(vocabulary), thinking, prompt)), lambda: None
+        constraint, give_back = self._constraint(grammar, vocabulary)
+        rules: Free | Constraint = constraint
+        where = "from its first byte on"
+        if wanted.triggers:
+            rules = Lazy(constraint, wanted.triggers)
+            where = " or ".join(_place(constraint, text) for text in wanted.triggers)
+        self._tell(f"constrain the text follows {grammar.name} {where}")
+        return Course(self._with_thinking(rules, thinking, prompt)), give_back
 
     def _with_thinking(
         self, rules: Free | Constraint, budget: ThinkBudget | None, prompt: Prompt
@@ -107,9 +110,9 @@ class Constraints:
         if budget is None:
             budget = ThinkBudget()
         elif budget.tokens >= 0:
-            self._say(f"thinking  {budget.tokens} tokens a block at most")
+            self._tell(f"thinking  {budget.tokens} tokens a block at most")
         if isinstance(rules, Constraint):
-            self._say("constrain thinking comes first, and is free")
+            self._tell("constrain thinking comes first, and is free")
         message = tokenizer.encode(budget.message)
         if not {closing, *message}.isdisjoint(rules.vocabulary.ends):
             raise BadRequest(
@@ -118,15 +121,24 @@ class Constraints:
             )
         return Thinking(rules, tags, budget.tokens, message, inside)
 
-    def _constraint(self, grammar: Grammar, vocabulary: Vocabulary) -> Constraint:
+    def _constraint(
+        self, grammar: Grammar, vocabulary: Vocabulary
+    ) -> tuple[Constraint, Callable[[], None]]:
+        """A constraint that nobody else has: they are for one thread at a time, and texts may be in
+        several. And what gives it back."""
         key = id(grammar), frozenset(vocabulary.ends)
-        made = self._made.pop(key, None)
-        if made is None:
-            if len(self._made) >= KEPT:
-                del self._made[next(iter(self._made))]
-            made = grammar, Constraint(grammar, vocabulary)
-        self._made[key] = made  # the latest stands last
-        return made[1]
+        _, free = known = self._free.pop(key, (grammar, []))
+        while len(self._free) >= KEPT:
+            del self._free[next(iter(self._free))]
+        self._free[key] = known  # the latest stands last
+        constraint = free.pop() if free else Constraint(grammar, vocabulary)
+        return constraint, lambda: free.append(constraint)
+
+    def _tell(self, line: str) -> None:
+        """Says what was not said before."""
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
 
     def _vocabulary(self, ends: frozenset[int]) -> Vocabulary:
         known = self._vocabularies.get(ends)
