@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diskmoe.engine.constraining import Constraints, mode_of
+from diskmoe.engine.constraining import Constraints, ThinkBudget, Wanted, mode_of
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.draft_head import load_head
@@ -26,6 +26,7 @@ from diskmoe.engine.drafting import Experience, composer_of
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
 from diskmoe.engine.kernels.workers import Workers
+from diskmoe.engine.lanes import DraftsInTurn, Lanes, Text
 from diskmoe.engine.learning import history_of, pin
 from diskmoe.engine.memory import ahead_slots, policy_for, wave_slots
 from diskmoe.engine.model.forward import Transformer
@@ -56,7 +57,7 @@ from diskmoe.mtp.source import DraftSource
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Model", "Options", "Prepared", "Prompt", "Run", "Sampling", "prepare"]
+__all__ = ["Model", "Options", "Prepared", "Prompt", "Run", "Sampling", "ThinkBudget", "prepare"]
 
 WARM_SHARE = 0.1  # of the expert bytes in the page cache; below it a run counts as cold
 
@@ -69,8 +70,43 @@ def _to_each(recorders: Sequence[Record]) -> Record:
     return record
 
 
+def _of_text(
+    tokens: Generator[int, None, None], text: Text, at_end: Callable[[], None]
+) -> Generator[int, None, None]:
+    """The tokens of a run for as long as its lane is its own."""
+    try:
+        while True:
+            text.check()
+            try:
+                token = next(tokens)
+            except StopIteration:
+                return
+            text.check()  # what `on_prefill` did may have ended it
+            yield token
+    finally:
+        tokens.close()
+        text.end()
+        at_end()
+
+
+def _absorb(head: MtpSource | None, text: Text, following: Sequence[int]) -> None:
+    """The rows that the latest forward made of a text are told to its head."""
+    if head is not None:
+        with text.alone():
+            head.absorb(following, text.hidden[: len(following)])
+
+
+def _tell_accepted(
+    trace: TraceRecorder | None, history: UsageHistory | None, rows: Sequence[int]
+) -> None:
+    if trace is not None:
+        trace.accepted(len(rows))
+    if history is not None:
+        history.accepted(rows)
+
+
 class Model:
-    """A loaded model: weights in memory, experts on disk, one KV cache."""
+    """A loaded model: weights in memory, experts on disk, a KV cache for each text at once."""
 
     def __init__(
         self,
@@ -78,7 +114,7 @@ class Model:
         memory: MemoryPlan,
         transformer: Transformer,
         store: ExpertStore,
-        head: MtpLayer | None,
+        lanes: Lanes,
         workers: Workers,
         share: float | None,  # of the expert files in the page cache, before a weight was read
         say: Say = silent,
@@ -95,8 +131,7 @@ class Model:
         self.workers = workers
         self._transformer = transformer
         self._store = store
-        self._head = head
-        self._watch = MemoryWatch(memory.budget_bytes, store.shrink, say)
+        self._lanes = lanes
         self._trace = trace
         self._history = history
         self._say = say
@@ -104,8 +139,7 @@ class Model:
         if recorders:
             transformer.record_with(_to_each(recorders))
         self._experience = Experience()
-        self._constraints = Constraints(prepared.text)
-        self._runs = 0
+        self._constraints = Constraints(prepared.text, say)
         self._closed = False
 
     @classmethod
@@ -123,7 +157,7 @@ class Model:
         opened, options = prepared.opened, prepared.options
         workers: Workers | None = None
         store: ExpertStore | None = None
-        head: MtpLayer | None = None
+        heads: list[MtpLayer] = []
         try:
             # first, as it may be refused
             trace = None if options.trace is None else TraceRecorder(options.trace, say)
@@ -156,31 +190,41 @@ class Model:
             )
             history = history_of(opened, options, say)
             pin(store, history, options, say)
-            kv = KvCache(
-                opened.config,
-                opened.context,
-                kv_format=options.kv,
-                kept=1 + options.draft_rows,
-            )
+            caches = [
+                KvCache(
+                    opened.config,
+                    opened.context,
+                    kv_format=options.kv,
+                    kept=1 + options.draft_rows,
+                )
+                for _ in range(options.parallel)
+            ]
             transformer = Transformer(
                 opened.config,
                 weights,
                 store,
-                kv,
+                caches[0],
                 workers,
                 look_ahead=options.prefetch != "0",
                 prefetch=options.prefetch == "1",
             )
             prepared.helpers.load(workers, opened.context, options)
-            head = load_head(opened, options, memory, transformer, workers)
+            heads = load_head(opened, options, memory, transformer, workers)
+            lanes = Lanes(
+                transformer,
+                caches,
+                heads or [None] * options.parallel,
+                MemoryWatch(memory.budget_bytes, store.shrink, say).look,
+                partial(_tell_accepted, trace, history),
+            )
             model = cls(
-                prepared, memory, transformer, store, head, workers, share, say, history, trace
+                prepared, memory, transformer, store, lanes, workers, share, say, history, trace
             )
         except BaseException:
             if workers is not None:
                 workers.close()
-            if head is not None:
-                head.close()
+            if heads:
+                heads[0].close()
             if store is not None:
                 store.close()
             prepared.close()
@@ -243,8 +287,14 @@ class Model:
         on_prefill: Callable[[int, int], None] | None = None,
         grammar: Grammar | str | None = None,
         constrain: str | bool | None = None,
+        triggers: Sequence[str] = (),
+        thinking: ThinkBudget | None = None,
+        reuse: bool = True,
     ) -> Run:
-        """Starts a run; iterate over it for the text. A new run ends the one before it.
+        """Starts a run; iterate over it for the text.
+
+        There are as many runs at a time as ``Options.parallel`` says, each of which may be in a
+        thread of its own; one more ends the first of them.
 
         Args:
             prompt: what ``TextSide.encode_prompt`` made, or text for it, or token ids.
@@ -256,11 +306,17 @@ class Model:
             constrain: whether the text must follow it: ``Options.constrain`` for this run, or True
                 for "1" and False for "0". A text that ends by itself is then a whole document, one
                 that meets `limit` the beginning of one.
+            triggers: words, ``/patterns/`` or ``<[ids]>`` of tokens, of which the first that comes
+                begins what is enforced; none: the text does.
+            thinking: how long its thinking blocks may be, where the model has them. With it a text
+                that is enforced may begin with one.
+            reuse: go on from the keys and values of an earlier text, as far as it began like this
+                one; that changes how long the prompt takes, and nothing else.
 
         Raises:
-            BadGrammar: a grammar's file that cannot be used.
-            BadRequest: a prompt that cannot be fed; nothing to constrain by; while iterating, when a
-                newer run has begun.
+            BadGrammar: a grammar's file that cannot be used, a trigger that is none.
+            BadRequest: a prompt that cannot be fed; nothing to constrain by; while iterating, when it
+                was ended by a newer run.
             DeadEnd: while iterating, when no token of the model goes on as the grammar says.
         """
         if self._closed:
@@ -280,16 +336,23 @@ class Model:
         if isinstance(grammar, str):
             grammar = load_grammar(grammar, token_id=tokenizer and tokenizer.token_id)
         mode = self.options.constrain if constrain is None else mode_of(constrain)
+        enforced = mode != "0"
+        if enforced and grammar is None:
+            raise BadRequest("nothing to constrain by: give a grammar or a schema")
         stop_ids = frozenset() if ignore_eos else self.text.stops(prompt.in_chat)
-        course = None if mode == "0" else self._constraints.course(grammar, stop_ids)
-        sampler = Sampler(sampling or Sampling(temperature=0.0), valid, course, mode)
+        wanted = Wanted(grammar if enforced else None, triggers, thinking)
+        course, give_back = self._constraints.course(wanted, prompt, stop_ids)
+        ways = mode if enforced else "1"
+        sampler = Sampler(sampling or Sampling(temperature=0.0), valid, course, ways)
+        text, stats.reused_tokens = self._lanes.begin(prompt.ids, reuse)
         models: list[DraftSource] = []
         head = None
-        if self._head is not None:
-            head = MtpSource(self._head, self.config.hidden, sampler.guess)
+        if text.lane.head is not None:
+            reused = stats.reused_tokens
+            head = MtpSource(text.lane.head, self.config.hidden, sampler.guess, reused)
             models.append(head)
         if self.helpers.small is not None:
-            small, p_min = self.helpers.small.transformer, self.options.p_min
+            small, p_min = self.helpers.small.for_text(text.number), self.options.p_min
             models.append(DraftModelSource(small, prompt.ids, sampler.guess, p_min))
         vocab = self.config.vocab
         drafts = composer_of(
@@ -303,57 +366,28 @@ class Model:
             self._experience,
             self._say,
             course,
+            begun=enforced and not triggers,
         )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner
-        self._runs += 1
         tokens = decode(
-            self._transformer,
+            text,
             prompt.ids,
             sampler,
             limit=limit,
             stop_ids=stop_ids,
             prefill_chunk=self.prefill_chunk,
+            reused=stats.reused_tokens,
             stats=stats,
             on_prefill=on_prefill,
-            on_forward=self._watch.look,
-            drafts=drafts,
-            on_verified=self._accepted,
-            on_rows=partial(self._absorb, head),
+            drafts=DraftsInTurn(drafts, text) if drafts is not None and models else drafts,
+            on_verified=text.accepted,
+            on_rows=partial(_absorb, head, text),
         )
         stream = None
         if tokenizer is not None:
             stream = TextStream(tokenizer, stop, tokenizer.leading_space and prompt.in_chat)
-        return Run(self._alone(tokens, self._runs), stream, stats)
-
-    def _alone(self, tokens: Generator[int, None, None], run: int) -> Generator[int, None, None]:
-        """The tokens of a run for as long as it is the newest: there is one KV cache."""
-        try:
-            while True:
-                self._refuse_ended(run)
-                try:
-                    token = next(tokens)
-                except StopIteration:
-                    return
-                self._refuse_ended(run)  # by what `on_prefill` did
-                yield token
-        finally:
-            tokens.close()
-
-    def _refuse_ended(self, run: int) -> None:
-        if run != self._runs or self._closed:
-            raise BadRequest("this run was ended by a newer one, or the model was closed")
-
-    def _absorb(self, head: MtpSource | None, following: Sequence[int]) -> None:
-        if head is not None:
-            head.absorb(following, self._transformer.hidden[: len(following)])
-
-    def _accepted(self, rows: int) -> None:
-        """Of the latest forward's rows the first so many were right."""
-        self._transformer.accepted(rows)
-        for part in (self._trace, self._history):
-            if part is not None:
-                part.accepted(rows)
+        return Run(_of_text(tokens, text, give_back), stream, stats)
 
     def _cache_state(self) -> str:
         """``warm`` when the hot store or the page cache already holds experts.
@@ -372,12 +406,13 @@ class Model:
         if self._closed:
             return
         self._closed = True
+        self._lanes.close()
         with ExitStack() as last_first:  # all of it, whatever fails: a trace may find no room
             last_first.callback(self.opened.records.close)
             last_first.callback(self.helpers.close)
             last_first.callback(self._store.close)
-            if self._head is not None:
-                last_first.callback(self._head.close)
+            if self._lanes.lanes[0].head is not None:
+                last_first.callback(self._lanes.lanes[0].head.close)
             last_first.callback(self.workers.close)
             if self._trace is not None:
                 last_first.callback(self._trace.close)

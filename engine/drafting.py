@@ -18,9 +18,9 @@ from diskmoe.engine.text.tokenizer import TextTokenizer
 from diskmoe.experts.budget import shown_bytes
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.course import Course
+from diskmoe.grammar_draft.languages import from_schema
 from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
-from diskmoe.grammar_draft.schema import read_schema
 from diskmoe.mtp.acceptance import Acceptance
 from diskmoe.mtp.certain_source import CertainSource
 from diskmoe.mtp.compose import Composer
@@ -53,14 +53,15 @@ def grammar_of(
             raise BadRequest(f"CONSTRAIN={constrain} follows GRAMMAR or SCHEMA: give one of them")
         say("note      SCHEMA has no effect beside GRAMMAR")
     tokenizer = _tokenizer(text)
+    profile = "json-schema" if enforced else "drafts"
     if grammar is not None:
-        found = load(str(as_path(grammar)), token_id=tokenizer.token_id)
+        found = load(str(as_path(grammar)), token_id=tokenizer.token_id, profile=profile)
     else:
         assert schema is not None
         if schema.lstrip().startswith("{"):
-            found = read_schema(schema, "SCHEMA")
+            found = from_schema(schema, profile=profile, name="SCHEMA")
         else:
-            found = load_schema(str(as_path(schema)))
+            found = load_schema(str(as_path(schema)), profile)
         if not enforced:
             say("note      SCHEMA only drafts; CONSTRAIN=1 makes the text follow it")
     for note in found.notes:
@@ -141,20 +142,21 @@ def composer_of(
     experience: Experience,
     say: Say,
     course: Course | None = None,
+    begun: bool = False,
 ) -> Composer | None:
     """What drafts for one run; None: nothing does. ``vocab``: ids of the model are below it;
     models: sources that are models themselves; experience: of other texts, added to; course: what
-    constrains the run.
+    constrains the run; begun: the grammar does so from the first byte on.
 
     Raises:
         BadRequest: a grammar where the model has no tokenizer.
     """
     forced: list[DraftSource] = []
     others: list[DraftSource] = []
-    if course is not None and options.span:
+    if course is not None:
         forced.append(CertainSource(course))
     if grammar is not None and options.span:
-        forced.append(_grammar_source(grammar, text, prompt, options, course is not None))
+        forced.append(_grammar_source(grammar, text, prompt, options, begun))
     if options.ngram and options.draft != 0:
         others.append(NgramSource(prompt.ids))
     if helpers.corpus is not None and options.draft != 0:
@@ -177,7 +179,7 @@ def composer_of(
 
 
 def _grammar_source(
-    grammar: Grammar, text: TextSide, prompt: Prompt, options: Options, enforced: bool
+    grammar: Grammar, text: TextSide, prompt: Prompt, options: Options, begun: bool
 ) -> GrammarSource:
     tags, thinking = text.thinking(prompt.ids)
     return GrammarSource(
@@ -188,7 +190,7 @@ def _grammar_source(
         continues=not prompt.in_chat,
         tags=tags,
         thinking=thinking,
-        begun=enforced,
+        begun=begun,
     )
 
 
