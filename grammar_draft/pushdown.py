@@ -107,11 +107,12 @@ class Pushdown:
             if len(contents) > 1:
                 self._ends.append(0)
                 continue
-            reads, ends = self._closure(contents[0])
+            (kernel,) = contents
+            reads, ends = self._closure(kernel)
             self._ends.append(ends)
             for some, reached in self._parted(reads):
-                symbol, kernel = self._cut(reached)
-                steps.append((some, symbol, self._number(kernel)))
+                symbol, to = self._cut(reached)
+                steps.append((some, symbol, self._number(to)))
 
     def _closure(self, kernel: Iterable[Item]) -> tuple[list[Item], int]:
         """What a state may do next: positions that read, and the ports that it has completed."""

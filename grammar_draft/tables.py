@@ -14,6 +14,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ class Tables:
         except OSError as error:
             self._say(f"{path} cannot be written ({error.strerror}): the grammar is not kept")
         finally:
-            unfinished.unlink(missing_ok=True)
+            with suppress(OSError):
+                unfinished.unlink()
 
 
 def table_for(grammar: Grammar, graph: Graph) -> tuple[Table | None, str]:

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 
+import fuzz_masks
 import fuzz_tiers
 import naive_grammar
 import numpy as np
@@ -199,3 +200,8 @@ def test_random_grammars_have_one_language_in_every_automaton():
     for seed in range(60):
         fuzz_tiers.compare(seed, 10, tally)
     assert tally["strings"] > 300 and tally["masks"] > 20
+
+
+def test_at_every_prefix_of_random_documents_the_mask_is_what_feeding_every_token_says():
+    tally = fuzz_masks.run(20, 4)
+    assert tally["documents"] == 20 and tally["prefixes"] > 1000
