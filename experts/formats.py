@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.compiled import kernel
+from diskmoe.compiled.functions import kernel
 from diskmoe.experts.quantise import (
     quantise_fp8,
     quantise_lines,
