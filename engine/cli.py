@@ -41,7 +41,8 @@ usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
 
 Runs a Mixture-of-Experts language model from disk and streams its text to stdout.
 
-  FORMAT       q4, q4g64, q8, mxfp4, fp8, bf16, f32, or keep: the checkpoint's own precision
+  FORMAT       q4 (four bits that are there already are kept), q4g64, q8, q4_0, q4_1, int4, mxfp4,
+               fp8, bf16, f32, or keep: the checkpoint's own precision
   CAP          hot-store slots per layer (experts kept in RAM); default: what the budget holds
   EXPERT_BITS  4, 8, 16 or 32: bits of experts when a checkpoint is quantised on the way in
   DENSE_BITS   the same for all other weights

@@ -156,12 +156,24 @@ def _bits(name: str) -> float:
     return FORMATS[name].bits_per_weight
 
 
+def expert_formats(name: str) -> tuple[str, str]:
+    """(of gate and up, of down): what an expert's format says, ``q4_0``, or ``q4_0+q4_1``."""
+    inner, _, down = name.partition("+")
+    return inner, down or inner
+
+
+def expert_format(inner: str, down: str) -> str:
+    """The name that `expert_formats` takes apart."""
+    return inner if inner == down else f"{inner}+{down}"
+
+
 def mtp_format(name: str) -> str:
-    """The format of an MTP layer in a model whose other layers have format `name`.
+    """The format of an MTP layer, its experts' too, in a model whose other layers have `name`.
 
     An MTP head of four bits is known to lose most of its acceptance, so eight are the least.
     """
-    return "q8" if FORMATS[name].weight_bits < 8 else name
+    parts = expert_formats(name)
+    return expert_format(*("q8" if FORMATS[one].weight_bits < 8 else one for one in parts))
 
 
 def value_shapes(name: str, rows: int, cols: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -194,10 +206,11 @@ def quantise(weights: npt.NDArray[np.float32], name: str) -> Quantised:
     elif name == "fp8":
         bad_row = quantise_fp8(weights, values, scales)
     elif not fmt.two_level:
-        lines = np.zeros((2, *scale_shape), np.uint16)
+        lines = scales.view(np.uint16)[None]
+        if fmt.has_minima:
+            lines = np.zeros((2, *scale_shape), np.uint16)
+            scales, minima = lines.view(fmt.scale_type)
         bad_row = quantise_lines(weights, values, lines, fmt.has_minima, name == "int4")
-        scales = lines[0].view(fmt.scale_type)
-        minima = lines[1].view(np.float16) if fmt.has_minima else None
     else:
         values[:] = 8
         zeros = np.zeros(scale_shape, np.uint8)

@@ -228,8 +228,8 @@ def quantise_q4(weights, codes, scales, zeros, row_scales):  # pragma: no cover 
 
 @kernel
 def quantise_lines(weights, codes, lines, has_minima, in_bf16):  # pragma: no cover - compiled
-    """weights f32 (rows, cols) -> codes u8 (rows, >= cols), lines u16 (2, rows, groups): the bits of
-    scales and of minima, f16 or bf16. See `quantise_q8` for the result.
+    """weights f32 (rows, cols) -> codes u8 (rows, >= cols), lines u16 (1 or 2, rows, groups): the bits
+    of scales and of minima, f16 or bf16. See `quantise_q8` for the result.
 
     Without minima code 8 stands for zero and the largest weight gets code 0: its scale may be negative.
     """

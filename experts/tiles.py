@@ -31,6 +31,8 @@ from diskmoe.experts.formats import (
     TILE,
     Quantised,
     dequantise,
+    expert_format,
+    expert_formats,
     quantise,
     round_to_bf16,
     value_shapes,
@@ -126,7 +128,8 @@ def matrix_layout(fmt: str, rows: int, cols: int) -> MatrixLayout:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """One expert: gate and up (ffn, hidden), down (hidden, ffn). Offsets in bytes."""
+    """One expert: gate and up (ffn, hidden), in one format, and down (hidden, ffn), in that or
+    another. Offsets in bytes."""
 
     gate: MatrixLayout
     up: MatrixLayout
@@ -136,6 +139,11 @@ class RecordLayout:
     down_offset: int
     nbytes: int  # a multiple of 4096
     bias_offsets: tuple[int, int, int] | None = None  # of gate, up, down; None: no biases
+
+    @property
+    def format(self) -> str:
+        """As `formats.expert_formats` takes it."""
+        return expert_format(self.gate.format, self.down.format)
 
     def parts(self) -> tuple[tuple[MatrixLayout, int, int], ...]:
         """(layout, begin, end) of gate, up, down."""
@@ -158,9 +166,11 @@ class RecordLayout:
 
 
 def record_layout(fmt: str, hidden: int, ffn: int, biased: bool = False) -> RecordLayout:
-    """The layout of an expert of `hidden` inputs and `ffn` neurons, all three matrices in `fmt`."""
-    inner = matrix_layout(fmt, ffn, hidden)
-    down = matrix_layout(fmt, hidden, ffn)
+    """The layout of an expert of `hidden` inputs and `ffn` neurons in `fmt`, one format or two
+    (`formats.expert_formats`)."""
+    of_inner, of_down = expert_formats(fmt)
+    inner = matrix_layout(of_inner, ffn, hidden)
+    down = matrix_layout(of_down, hidden, ffn)
     end = 2 * inner.nbytes + down.nbytes
     offsets = None
     if biased:
@@ -348,7 +358,7 @@ def packing_bytes(layout: MatrixLayout, bf16: bool) -> int:
     values, scales = value_shapes(layout.format, layout.rows, layout.cols)
     kept = values[0] * values[1] + scales[0] * scales[1] * np.dtype(fmt.scale_type).itemsize
     if fmt.has_minima:
-        kept += 3 * scales[0] * scales[1] * np.dtype(fmt.scale_type).itemsize  # side by side, too
+        kept += 6 * scales[0] * scales[1]  # minima, and both again side by side
     search = 0
     if fmt.two_level:  # zeros, row scales; of quantise_q4: two numbers a weight, 14 more a lane
         kept += scales[0] * scales[1] + 4 * layout.rows
