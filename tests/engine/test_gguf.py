@@ -235,7 +235,8 @@ def test_blocks_that_a_format_of_ours_can_say_are_kept_bit_for_bit(tmp_path, kin
     convert_model(path, tmp_path / "out", asked, asked, told.append)
     container = Container.open(tmp_path / "out")
     assert container.expert_format == fmt
-    assert container.dense_layout("model.layers.0.self_attn.o_proj.weight").format == fmt
+    layout = container.dense_layout("model.layers.0.self_attn.o_proj.weight")
+    assert layout is not None and layout.format == fmt
     said = next(line for line in told if line.startswith("blocks"))
     assert kind == "BF16" or f"{kind} bit for bit in {fmt}" in said
     errors = next(line for line in told if line.startswith("error"))
@@ -258,7 +259,7 @@ def test_blocks_that_a_format_of_ours_can_say_are_kept_bit_for_bit(tmp_path, kin
 
 def test_parts_of_experts_in_different_types_have_the_formats_that_hold_them(tmp_path):
     """As llama.cpp makes Q4_0 with an importance matrix: down of the first layers is Q4_1."""
-    types = {"_exps.weight": "Q4_0", "blk.0.ffn_down_exps": "Q4_1"}
+    types = {"blk.0.ffn_down_exps": "Q4_1", "_exps.weight": "Q4_0"}
     path, told = rewrite(golden_gguf("olmoe"), tmp_path / "m.gguf", types=types), []
     convert_model(path, tmp_path / "out", "q4", "q8", told.append)
     container = Container.open(tmp_path / "out")

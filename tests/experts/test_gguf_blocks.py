@@ -74,7 +74,7 @@ def test_no_number_changes_where_a_format_has_them_all(data, pair):
             number = np.array([data.draw(half)], np.float16)
             blocks[row, group, at : at + 2] = number.view(np.uint8)
     if kind == "MXFP4":
-        blocks[..., 0] = np.minimum(blocks[..., 0], 254)
+        blocks[..., 0] = np.minimum(blocks[..., 0], 250)  # the gguf package overflows beyond
     raw = blocks.reshape(-1)
     exact = gguf.quants.dequantize(blocks.reshape(rows, -1), gguf.GGMLQuantizationType[kind])
     assert fmt in exact_formats(kind) and keeps_codes(kind, fmt)
