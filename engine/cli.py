@@ -29,8 +29,7 @@ from diskmoe.engine.settings import PREFIX, SETTINGS
 INTRO = """\
 usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
        diskmoe convert SRC OUT [--experts FORMAT] [--dense FORMAT]
-                                      SRC: a directory or a GGUF; experts q4 unless
-                                      it has four or eight bits, dense q8
+                                      SRC: a directory or a GGUF; default: q4, q8
        diskmoe inspect MODEL [--json] what it is: family, shapes, formats, bytes, text files
        diskmoe verify MODEL           are all bytes of a converted model still as written?
        diskmoe export MODEL OUT       a converted model back as an f32 checkpoint
