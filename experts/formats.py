@@ -148,8 +148,9 @@ def chosen_format(exact: Collection[str], asked: str | None) -> str:
     wanted; None: the smallest of them. What is in four bits already stays as it is for q4, too.
     """
     own = min((name for name in FORMATS if name in exact), key=_bits)
-    kept = asked is None or (asked == "q4" and FORMATS[own].weight_bits == 4)
-    return own if kept else asked or own
+    if asked is None or (asked == "q4" and FORMATS[own].weight_bits == 4):
+        return own
+    return asked
 
 
 def _bits(name: str) -> float:

@@ -259,8 +259,7 @@ def _check_numbers(numbers: Quantised, layout: MatrixLayout) -> None:
     elif layout.format == "int4":
         is_number = scales & 0x7F80 != 0x7F80
     else:
-        is_number = np.isfinite(scales)
-        is_number &= True if minima is None else np.isfinite(minima)
+        is_number = np.isfinite(scales if minima is None else np.stack([scales, minima]))
     if not is_number.all():
         raise ValueError(f"a {layout.format} code or scale is not a number")
 

@@ -125,24 +125,22 @@ def tile_columns(
             value = _e2m1_in_word(weights + (first + c) // 8 * 64, shift)
             store_f32(out + c * step, mul(value, scale))
     else:  # (times * code + zero) * scale + minimum
-        times, minimum = np.float32(1.0), splat(np.float32(-0.0))  # which changes no number
-        zero = splat(np.float32(0.0) if kind == Q4_1 else np.float32(-8.0))
-        if kind == Q4_1:
-            scale = load_f16(HOST, scales + first // 32 * 64)
-            minimum = load_f16(HOST, scales + first // 32 * 64 + 32)
-        elif kind == Q4_0:
-            scale = load_f16(HOST, scales + first // 32 * 32)
+        at = scales + first // columns_together(kind) * (64 if kind == Q4_1 else 32)
+        times, zero = splat(np.float32(1.0)), splat(np.float32(-8.0))
+        minimum = splat(np.float32(-0.0))  # which changes no number
+        if kind == Q4_0:
+            scale = load_f16(HOST, at)
         elif kind == INT4:
-            scale = load_bf16(scales + first // 32 * 32)
+            scale = load_bf16(at)
+        elif kind == Q4_1:
+            scale, zero = load_f16(HOST, at), splat(np.float32(0.0))
+            minimum = load_f16(HOST, at + 32)
         else:
-            at = scales + first // columns_together(kind) * 32
-            times, zero = (
-                np.float32(16.0),
-                mul(_bytes(at + 16, np.int64(0)), splat(np.float32(-1.0))),
-            )
             scale = mul(load_f32(scales + depth * 32), _bytes(at, np.int64(0)))
+            times = splat(np.float32(16.0))
+            zero = mul(_bytes(at + 16, np.int64(0)), splat(np.float32(-1.0)))
         for c in range(count):
             shift = 8 * (c % 4) + c // 4 % 2 * 4
             code = _nibble_in_word(weights + (first + c) // 8 * 64, shift)
-            value = mul(add(mul(code, splat(times)), zero), scale)
+            value = mul(add(mul(code, times), zero), scale)
             store_f32(out + c * step, add(value, minimum))
