@@ -17,7 +17,7 @@ from diskmoe.grammar_draft.json_rules import MUST_ESCAPE, JsonRules
 from diskmoe.grammar_draft.regex.charsets import UNIVERSE, difference, intersection
 from diskmoe.grammar_draft.regex.dfa import NO, Dfa, TooLarge
 from diskmoe.grammar_draft.regex.syntax import Node
-from diskmoe.grammar_draft.rules import Alternative, Chars, Literal, Ranges, Ref, Repeat, Symbol
+from diskmoe.grammar_draft.rules import Alternative, Literal, Ranges, Ref, Repeat, Symbol
 
 
 def write(

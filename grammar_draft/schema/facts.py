@@ -193,6 +193,6 @@ def canonical(value: Any) -> Any:
     return ("object", frozenset((key, canonical(inner)) for key, inner in value.items()))
 
 
-def exact(value: int | float) -> Decimal:
+def exact(value: float) -> Decimal:
     """A JSON number as it was written, to the digit that a float keeps."""
     return Decimal(repr(value))
