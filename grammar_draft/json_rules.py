@@ -69,6 +69,7 @@ class JsonRules:
         self._digits = digits  # of each part of a number, at most
         self._most = most
         self._shared: dict[object, Ref] = {}
+        self._symbols: dict[object, Literal | Chars | Ref] = {}
 
     def rule(self, name: str, alternatives: Sequence[Alternative] = ()) -> Ref:
         rules = self.grammar.rules
@@ -85,6 +86,10 @@ class JsonRules:
         if len(shape) == 1 and type(shape[0]) is not Repeat:
             return shape[0]
         return self.rule(name, [shape])
+
+    def known(self, key: object) -> Ref | None:
+        """The rule of a key, if there is one."""
+        return self._shared.get(key)
 
     def kept(self, key: object, name: str, alternatives: Iterable[Alternative]) -> Ref:
         """The one rule of a key."""
@@ -123,7 +128,11 @@ class JsonRules:
 
     def _positive(self) -> list[Alternative]:
         fraction = self.rule("fraction", [(word("."), Repeat(_DIGIT, 1, self._digits)), ()])
-        power = (Chars(normal([(69, 69), (101, 101)])), Repeat(_SIGN, 0, 1), Repeat(_DIGIT, 1, self._digits))
+        power = (
+            Chars(normal([(69, 69), (101, 101)])),
+            Repeat(_SIGN, 0, 1),
+            Repeat(_DIGIT, 1, self._digits),
+        )
         return [(self.shared("natural"), fraction, self.rule("exponent", [power, ()]))]
 
     def _character(self) -> list[Alternative]:
@@ -233,24 +242,30 @@ class JsonRules:
 
     # characters of strings that are spelled one way
 
-    def character(self, ranges: Ranges, quoted: bool) -> Symbol:
+    def character(self, ranges: Ranges, quoted: bool) -> Literal | Chars | Ref:
         """One character of a set, inside a JSON string where `quoted`: as it is if JSON allows that,
         else its short escape, else \\u00XX in either case."""
+        key = ("character", ranges, quoted)
+        known = self._symbols.get(key)
+        if known is None:
+            known = self._symbols[key] = self._character_of(ranges, quoted)
+        return known
+
+    def _character_of(self, ranges: Ranges, quoted: bool) -> Literal | Chars | Ref:
         escaped = intersection(ranges, MUST_ESCAPE) if quoted else ()
         plain = difference(ranges, MUST_ESCAPE) if escaped else ranges
         one = len(plain) == 1 and plain[0][0] == plain[0][1]
-        symbol: Symbol = Literal(chr(plain[0][0]).encode()) if one else Chars(plain)
+        symbol = Literal(chr(plain[0][0]).encode()) if one else Chars(plain)
         if not escaped:
             return symbol
         spellings = self.escapes(escaped)
-        if not plain and len(spellings) == len(spellings[0]) == 1 and type(spellings[0][0]) is Literal:
-            return Literal(b"\\" + spellings[0][0].data)
-        known = self._shared.get(("character", ranges))
-        if known is None:
-            alternatives: list[Alternative] = [(symbol,)] if plain else []
-            alternatives.append((word("\\"), self.kept(("escape", escaped), "escape", spellings)))
-            known = self.kept(("character", ranges), "character", alternatives)
-        return known
+        if not plain and len(spellings) == len(spellings[0]) == 1:
+            letter = spellings[0][0]
+            if type(letter) is Literal:
+                return Literal(b"\\" + letter.data)
+        alternatives: list[Alternative] = [(symbol,)] if plain else []
+        alternatives.append((word("\\"), self.kept(("escape", escaped), "escape", spellings)))
+        return self.rule("character", alternatives)
 
     def escapes(self, ranges: Ranges) -> list[Alternative]:
         """What stands behind the backslash for characters that must be escaped."""

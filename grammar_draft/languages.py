@@ -1,10 +1,10 @@
 """Everything that a language can be written as, made into rules.
 
-    from_gbnf('root ::= "yes" | "no"')
-    from_schema({"type": "integer", "minimum": 3})
-    from_regex("[a-z]+@example\\\\.org")
-    from_choices(["red", "green"])
-    from_type(list[int])
+from_gbnf('root ::= "yes" | "no"')
+from_schema({"type": "integer", "minimum": 3})
+from_regex("[a-z]+@example\\\\.org")
+from_choices(["red", "green"])
+from_type(list[int])
 """
 
 from __future__ import annotations
@@ -125,4 +125,3 @@ def _finished(made: JsonRules, alternatives: list[Alternative]) -> Grammar:
     made.grammar.root = root.rule
     check(made.grammar, strict=False)
     return made.grammar
-

@@ -1,7 +1,7 @@
 """A Python type as a JSON Schema: what the JSON of its values looks like.
 
-    >>> schema_of(list[int])
-    {'type': 'array', 'items': {'type': 'integer'}}
+>>> schema_of(list[int])
+{'type': 'array', 'items': {'type': 'integer'}}
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ class _Maker:
         if (origin or kind) in _MAPS:
             if arguments and arguments[0] is not str:
                 raise BadGrammar(f"{kind!r:.80}: the keys of JSON are texts", "type")
-            return {"type": "object", "additionalProperties": below(arguments[1]) if arguments else True}
+            return {
+                "type": "object",
+                "additionalProperties": below(arguments[1]) if arguments else True,
+            }
         if isinstance(kind, type):
             return self.a_class(kind, depth)
         raise BadGrammar(f"{kind!r:.80} is no type whose JSON is known", "type")

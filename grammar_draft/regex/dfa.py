@@ -266,6 +266,12 @@ def of_words(words: Iterable[str]) -> Dfa:
 
 
 @lru_cache(128)
+def other_than(words: tuple[str, ...]) -> Dfa:
+    """All texts but a few."""
+    return without(ANYTHING, of_words(words))
+
+
+@lru_cache(128)
 def from_pattern(pattern: str) -> Dfa:
     """The texts in which a pattern is found, anywhere unless ``^`` and ``$`` say where."""
     nfa = _Nfa(parse(pattern))
@@ -293,7 +299,7 @@ class _Nfa:
     The start of a text is a matter of the first closure only, its end one of acceptance.
     """
 
-    def __init__(self, nodes: list[Node]):
+    def __init__(self, nodes: Sequence[Node]):
         self.edges: list[tuple[Ranges, int] | None] = []
         self._passes: list[list[int]] = []
         self._starts: list[list[int]] = []  # passed at the start of the text only
@@ -319,7 +325,7 @@ class _Nfa:
             passes.append([])
         return len(self.edges) - 1
 
-    def _build(self, nodes: list[Node], begin: int, end: int) -> None:
+    def _build(self, nodes: Sequence[Node], begin: int, end: int) -> None:
         queue = [(len(nodes) - 1, begin, end)]
         while queue:
             number, begin, end = queue.pop()

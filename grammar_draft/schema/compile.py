@@ -178,7 +178,10 @@ class Compiler:
         for value in facts.excluded:
             if type_of(value) == "number":
                 excluded.append(exact(value))
-        if not (facts.low or facts.high or facts.multiples or excluded) and facts.whole is not False:
+        if (
+            not (facts.low or facts.high or facts.multiples or excluded)
+            and facts.whole is not False
+        ):
             return [(made.shared("integer" if facts.whole else "number"),)]
         demand = Demand(
             facts.whole,
@@ -221,4 +224,3 @@ class Compiler:
             here = following
         said = f": {reason}" if reason else ""
         return self.document.error(place, f"nothing can satisfy this schema{said}")
-

@@ -15,6 +15,7 @@ from diskmoe.grammar_draft.errors import BadGrammar
 
 MAX_TEXT = 4 << 20
 MAX_VALUES = 400_000
+_ENDLESS = (float("inf"), float("-inf"))
 _LABEL = 100  # characters of a pointer in a message
 _DATA = ("const", "enum", "default", "examples", "example")  # no schemas in there
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -90,7 +91,8 @@ class Document:
         root = self._resources.get(address)
         if root is None:
             raise self.error(
-                place, f"$ref {shown(reference)} leads out of the document; only what is in it is read"
+                place,
+                f"$ref {shown(reference)} leads out of the document; only what is in it is read",
             )
         fragment = unquote(fragment)
         if dynamic and self._dynamic.get(fragment, 0) > 1:
@@ -120,23 +122,28 @@ class Document:
         self._resources[self.root.base] = self._resources[""] = self.root
         seen = 0
         Link = tuple[Any, str | int]
-        queue: list[tuple[Any, Link | None, bool]] = [(self.root.value, None, False)]
+        # (value, how it was reached, whether its keys are names, whether it holds no schemas)
+        queue: list[tuple[Any, Link | None, bool, bool]] = [(self.root.value, None, False, False)]
         while queue:
-            value, link, names = queue.pop()
-            seen += 1
+            value, link, names, data = queue.pop()
+            seen += 1 + (len(value) if isinstance(value, list) else 0)
             if seen > MAX_VALUES:
                 raise BadGrammar(f"the schema has more than {MAX_VALUES} values", self.name)
             if isinstance(value, dict):
-                if "$id" in value or "$anchor" in value or "$dynamicAnchor" in value:
+                if not data and any(key in value for key in ("$id", "$anchor", "$dynamicAnchor")):
                     self._named(value, link)
                 for key, inner in value.items():
                     if not isinstance(key, str):
-                        raise BadGrammar(f"the schema has a key {shown(key)} that is no text", self.name)
-                    if names or key not in _DATA:
-                        queue.append((inner, (link, key), key in _MAPS and not names))
+                        raise BadGrammar(
+                            f"the schema has a key {shown(key)} that is no text", self.name
+                        )
+                    held = data or (not names and key in _DATA)
+                    queue.append((inner, (link, key), key in _MAPS and not names, held))
             elif isinstance(value, list):
-                queue += [(inner, (link, i), False) for i, inner in enumerate(value)]
-            elif not isinstance(value, str | int | float | bool | None):
+                queue += [(inner, (link, i), False, data) for i, inner in enumerate(value)]
+            elif not isinstance(value, str | int | float | None) or (
+                value != value or value in _ENDLESS
+            ):
                 raise BadGrammar(f"the schema holds {shown(value)}, which is no JSON", self.name)
 
     def _named(self, value: dict[str, Any], link: Any) -> None:

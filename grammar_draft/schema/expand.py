@@ -73,8 +73,9 @@ class Expander:
         known = self._ways.get(node)
         if known is None:
             self._open.add(node)
+            written = self.read(node)
             known, reason = [], self.reasons.get(node, "")
-            for facts in self.read(node):
+            for facts in written:
                 why = self._contradiction(facts, True)
                 reason = reason or why
                 if not why:
@@ -212,7 +213,9 @@ class Expander:
         for key in place.value:
             if key in KEYWORDS or key in REMARKS or key.startswith("x-"):
                 if key == "nullable" and not self.keywords.profile.guesses:
-                    self.refuse(place, key, "JSON Schema has no such keyword; write type [..., null]")
+                    self.refuse(
+                        place, key, "JSON Schema has no such keyword; write type [..., null]"
+                    )
                 continue
             self.refuse(place, key, "this keyword is not known")
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple, TypeAlias
 
+from diskmoe.grammar_draft.regex.dfa import TooLarge, from_pattern
+from diskmoe.grammar_draft.regex.syntax import BadPattern, parse
 from diskmoe.grammar_draft.schema.document import Document, Place, shown
 from diskmoe.grammar_draft.schema.facts import (
     ALL,
@@ -239,11 +241,28 @@ class Keywords:
         given = "additionalProperties" in schema
         return Keys(
             {name: self.node(below) for name, below in self.named(place, "properties").items()},
-            tuple((p, self.node(b)) for p, b in self.named(place, "patternProperties").items()),
+            tuple(self.key_patterns(place)),
             self.below(place, "additionalProperties") if given else ANY,
             given,
             self.profile.closed and bool(schema.get("properties")),
         )
+
+    def key_patterns(self, place: Place) -> Iterator[tuple[str, Node]]:
+        for pattern, below in self.named(place, "patternProperties").items():
+            try:
+                from_pattern(pattern)
+            except (BadPattern, TooLarge) as error:
+                raise Inexpressible(place, "patternProperties", str(error)) from None
+            yield pattern, self.node(below)
+
+    def pattern(self, place: Place) -> str:
+        """A pattern that can be read."""
+        pattern = self.text(place, "pattern")
+        try:
+            parse(pattern)
+        except BadPattern as error:
+            raise Inexpressible(place, "pattern", str(error)) from None
+        return pattern
 
     def contains(self, place: Place) -> Contains | None:
         if "contains" not in place.value:
@@ -275,7 +294,7 @@ class Keywords:
             if found is not None:
                 say(kind, found)
         if "pattern" in schema:
-            say("patterns", (self.text(place, "pattern"), True))
+            say("patterns", (self.pattern(place), True))
         if "format" in schema and self._known_format(place):
             say("formats", (schema["format"], True))
         items, keys, contains = self.items(place), self.keys(place), self.contains(place)
@@ -387,7 +406,7 @@ class Keywords:
             if high is not None:
                 way(of, fact(kind, (high + 1, None)))
         if "pattern" in schema:
-            way("string", fact("patterns", (self.text(place, "pattern"), False)))
+            way("string", fact("patterns", (self.pattern(place), False)))
         if "format" in schema and self._known_format(place):
             way("string", fact("formats", (schema["format"], False)))
         self._failing_items(place, way, fact, refuse)

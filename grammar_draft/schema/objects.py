@@ -11,7 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from diskmoe.grammar_draft.json_rules import spelled, word
-from diskmoe.grammar_draft.regex.dfa import ANYTHING, NO, Dfa, TooLarge, combine, from_pattern, of_words
+from diskmoe.grammar_draft.regex.dfa import (
+    ANYTHING,
+    NO,
+    Dfa,
+    TooLarge,
+    combine,
+    from_pattern,
+    of_words,
+    other_than,
+)
 from diskmoe.grammar_draft.regex.emit import joined, write
 from diskmoe.grammar_draft.rules import Alternative, Ref
 from diskmoe.grammar_draft.schema.facts import ANY, NEVER, Facts, Keys, Member, Node, both
@@ -119,9 +128,10 @@ class _Object:
                 nodes.append((node, meets))
             return nodes.index((node, meets))
 
-        if len(parts) == 1 and not self.taken:
+        if len(parts) == 1:
             label((NO,))
-            return (ANYTHING if nodes else None), nodes
+            dfa = other_than(tuple(self.taken)) if self.taken else ANYTHING
+            return (dfa if nodes else None), nodes
         dfa = combine(parts, label, tuple(range(after, len(parts))))
         return (None if dfa.empty else dfa), nodes
 
@@ -145,11 +155,11 @@ class _Object:
         made = self.made
         if not self.possible:
             return []
-        if self.others is ANYTHING and not self.named and not self.some:
-            if self.low == 0 or (self.low == 1 and self.high is None):
-                value = self.compiler.rule(self.nodes[0][0])
-                member = (made.shared("string"), *made.colon(), value)
-                return [made.members("{", member, "}", self.low, self.high)]
+        free = self.others is ANYTHING and not self.named and not self.some
+        if free and (self.low == 0 or (self.low == 1 and self.high is None)):
+            value = self.compiler.rule(self.nodes[0][0])
+            member = (made.shared("string"), *made.colon(), value)
+            return [made.members("{", member, "}", self.low, self.high)]
         state = _State(0, 0, 0, False, 0)
         opened = (word("{"), *made.ws())
         first: list[Alternative] = [(word("}"),)] if self._may_close(state) else []
@@ -163,9 +173,9 @@ class _Object:
             made.define(rule, self._more(wanted) if kind == "more" else self._rest(wanted))
         if not first:
             return []
-        return [(*opened, *first[0])] if len(first) == 1 else [
-            (*opened, made.rule(self.label, first))
-        ]
+        return (
+            [(*opened, *first[0])] if len(first) == 1 else [(*opened, made.rule(self.label, first))]
+        )
 
     def _rule(self, kind: str, state: _State) -> Ref:
         known = self.rules.get((kind, state))
@@ -202,9 +212,7 @@ class _Object:
             run, chained = run[:1], True
         else:
             chained = False
-        keys = [
-            (spelled(self.named[i][0]).encode(), (self._after(state, i),)) for i in run
-        ]
+        keys = [(spelled(self.named[i][0]).encode(), (self._after(state, i),)) for i in run]
         found = self.made.words(keys, self.label)
         if chained:
             found.append((self._rule("more", state._replace(next=state.next + 1)),))
@@ -254,9 +262,7 @@ class _Object:
             if some != NEVER:
                 after = state._replace(met=state.met | met)
                 value = self.compiler.rule(some)
-                found.append(
-                    joined((*made.colon(), value, *made.ws(), self._rule("rest", after)))
-                )
+                found.append(joined((*made.colon(), value, *made.ws(), self._rule("rest", after))))
         return found
 
     def _counted(self, state: _State, distinct: bool) -> _State:

@@ -48,13 +48,19 @@ def strings(compiler: Compiler, facts: Facts, label: str) -> list[Alternative]:
         one = single_class(parse(only))
         if one is not None:
             ranges, least, most = one
-            least, most = max(least, low), min((n for n in (most, high) if n is not None), default=None)
+            least, most = (
+                max(least, low),
+                min((n for n in (most, high) if n is not None), default=None),
+            )
             if most is not None and most < least:
                 return []
             if most == 0 or not ranges:
                 return [(word('""'),)] if least == 0 else []
             character = made.item((made.character(ranges, True),), label)
             return [joined((word('"'), Repeat(character, least, most), word('"')))]
+    known = made.known(("string", patterns, low, high, *excluded))
+    if known is not None:
+        return [(known,)]
     try:
         dfa = automaton(patterns, (low, high), tuple(excluded))
     except TooLarge as error:
@@ -62,14 +68,16 @@ def strings(compiler: Compiler, facts: Facts, label: str) -> list[Alternative]:
             compiler.refuse(facts, "patterns" if patterns else "excluded", str(error))
             return [made.sized_string(low, high)]
         if (low, high) != (0, None):
-            compiler.refuse(facts, "length", f"beside the pattern of #/pattern it is too much: {error}")
+            compiler.refuse(
+                facts, "length", f"beside the pattern of #/pattern it is too much: {error}"
+            )
         return [joined((word('"'), *write_shape(made, parse(only), label, True), word('"')))]
     if dfa.empty:
         return []
     found = write(made, dfa, [(word('"'),)], label, True)
-    return [joined((word('"'), *found[0]))] if len(found) == 1 else [
-        (word('"'), made.rule(label, found))
-    ]
+    rest = found[0] if len(found) == 1 else (made.rule(label, found),)
+    key = ("string", patterns, low, high, *excluded)
+    return [(made.kept(key, label, [joined((word('"'), *rest))]),)]
 
 
 def patterns_of(facts: Facts) -> tuple[tuple[str, bool], ...]:

@@ -36,9 +36,7 @@ def holds(expander: Expander, facts: Facts, value: Any) -> bool:
     if not facts.types & BIT[kind]:
         return False
     same = canonical(value)
-    if facts.values is not None and not any(canonical(other) == same for other in facts.values):
-        return False
-    if any(canonical(other) == same for other in facts.excluded):
+    if same in facts.forbidden or (facts.values is not None and same not in facts.allowed):
         return False
     if kind == "number":
         return number_fits(facts, exact(value))
