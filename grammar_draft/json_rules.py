@@ -83,7 +83,7 @@ class JsonRules:
 
     def item(self, shape: Alternative, name: str) -> Item:
         """Symbols as one item, that can be repeated."""
-        if len(shape) == 1 and type(shape[0]) is not Repeat:
+        if len(shape) == 1 and not isinstance(shape[0], Repeat):
             return shape[0]
         return self.rule(name, [shape])
 
@@ -199,46 +199,6 @@ class JsonRules:
         for part in parts[1:]:
             symbols += [*self.ws(), word(part)]
         return tuple(symbols)
-
-    def words(self, texts: Iterable[tuple[bytes, Alternative]], label: str) -> list[Alternative]:
-        """Texts, each with what follows it, as a trie: alternatives that begin with other bytes.
-        Sub-tries that are equal are one rule."""
-        queue: list[tuple[list[tuple[bytes, Alternative]], int, list[Any]]] = []
-        root: list[Any] = []
-        queue.append((sorted(set(texts), key=lambda pair: pair[0]), 0, root))
-        order: list[tuple[list[Any], list[tuple[bytes, Alternative, list[Any] | None]]]] = []
-        while queue:
-            entries, at, node = queue.pop()
-            groups: list[tuple[bytes, Alternative, list[Any] | None]] = []
-            i = 0
-            while i < len(entries):
-                text, behind = entries[i]
-                if len(text) == at:
-                    groups.append((b"", behind, None))
-                    i += 1
-                    continue
-                k = i
-                while k < len(entries) and entries[k][0][at] == text[at]:
-                    k += 1
-                if k == i + 1:
-                    groups.append((text[at:], behind, None))
-                else:
-                    last = entries[k - 1][0]
-                    end = at + 1
-                    while end < min(len(text), len(last)) and text[end] == last[end]:
-                        end += 1
-                    child: list[Any] = []
-                    groups.append((text[at:end], (), child))
-                    queue.append((entries[i:k], end, child))
-                i = k
-            order.append((node, groups))
-        for node, groups in reversed(order):  # children before parents
-            for data, behind, child in groups:
-                if child is not None:
-                    key = ("trie", tuple(child))
-                    behind = (self.kept(key, label, child),)
-                node.append((Literal(data), *behind) if data else behind)
-        return root
 
     # characters of strings that are spelled one way
 

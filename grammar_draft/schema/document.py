@@ -8,6 +8,7 @@ outside the document can be referred to.
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -15,7 +16,6 @@ from diskmoe.grammar_draft.errors import BadGrammar
 
 MAX_TEXT = 4 << 20
 MAX_VALUES = 400_000
-_ENDLESS = (float("inf"), float("-inf"))
 _LABEL = 100  # characters of a pointer in a message
 _DATA = ("const", "enum", "default", "examples", "example")  # no schemas in there
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -121,9 +121,8 @@ class Document:
         """Looks at every value: is it JSON, how much is it, has it a name?"""
         self._resources[self.root.base] = self._resources[""] = self.root
         seen = 0
-        Link = tuple[Any, str | int]
         # (value, how it was reached, whether its keys are names, whether it holds no schemas)
-        queue: list[tuple[Any, Link | None, bool, bool]] = [(self.root.value, None, False, False)]
+        queue: list[tuple[Any, Any, bool, bool]] = [(self.root.value, None, False, False)]
         while queue:
             value, link, names, data = queue.pop()
             seen += 1 + (len(value) if isinstance(value, list) else 0)
@@ -142,7 +141,7 @@ class Document:
             elif isinstance(value, list):
                 queue += [(inner, (link, i), False, data) for i, inner in enumerate(value)]
             elif not isinstance(value, str | int | float | None) or (
-                value != value or value in _ENDLESS
+                isinstance(value, float) and not isfinite(value)
             ):
                 raise BadGrammar(f"the schema holds {shown(value)}, which is no JSON", self.name)
 

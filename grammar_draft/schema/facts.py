@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from diskmoe.grammar_draft.regex.dfa import from_pattern
+from diskmoe.grammar_draft.regex.pattern import from_pattern
 from diskmoe.grammar_draft.schema.document import Place
 
 Node = tuple[tuple[int, bool], ...]
