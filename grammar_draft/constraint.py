@@ -14,20 +14,28 @@ States are immutable and opaque. To fork is to keep one, to roll back is to take
 
 from __future__ import annotations
 
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from diskmoe.grammar_draft.automaton import Automaton
-from diskmoe.grammar_draft.automaton import State as Stacks
-from diskmoe.grammar_draft.errors import DeadEnd
 from diskmoe.grammar_draft.rules import Grammar
-from diskmoe.grammar_draft.vocabulary import Vocabulary, Words
+from diskmoe.grammar_draft.tables import Tables
+from diskmoe.grammar_draft.tiers import tier_of
+from diskmoe.grammar_draft.trie import Words
+from diskmoe.grammar_draft.vocabulary import Vocabulary
 
-State: TypeAlias = object
+State: TypeAlias = Any
 MAX_FORCED = 256  # bytes
-MAX_MASKS = 1024  # remembered at a time
-_ENDED = "behind a token that ended the text"
+
+
+class Ended:
+    """The state behind a token that ended the text."""
+
+    __slots__ = ("mask", "tokens")
+
+    def __init__(self, nothing: Words):
+        self.mask = nothing
+        self.tokens: dict[int, State] = {}
 
 
 class Constraint:
@@ -37,17 +45,15 @@ class Constraint:
         DeadEnd: the grammar is too ambiguous to be followed further.
     """
 
-    def __init__(self, grammar: Grammar, vocabulary: Vocabulary):
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary, tables: Tables | None = None):
+        """tables: where compiled grammars are kept. Raises BadGrammar when no text can complete the
+        grammar."""
         self.name = grammar.name
         self.vocabulary = vocabulary
-        self._automaton = Automaton(grammar)
-        self._masks: dict[State, Words] = {}
-        self._nothing = vocabulary.mask_of(())
-
-    @property
-    def start(self) -> State:
-        """Before the first token."""
-        return self._automaton.start
+        self._tier, self.how = tier_of(grammar, vocabulary, tables)  # how: in words
+        self.start: State = self._tier.start  # before the first token
+        self._ends = set(vocabulary.ends)
+        self._ended = Ended(vocabulary.mask_of(()))
 
     def mask(self, state: State) -> Words:
         """The tokens that may come next: u64 (words,), bit t of them all for token t; read-only.
@@ -55,29 +61,19 @@ class Constraint:
         Where the text may end, all ids that end one are among them. Where none is at all, the text
         cannot go on; `wanted` says what would have had to come.
         """
-        if state is _ENDED:
-            return self._nothing
-        mask = self._masks.get(state)
-        if mask is None:
-            if len(self._masks) >= MAX_MASKS:
-                self._masks.clear()
-            mask = self._masks[state] = self._made(cast(Stacks, state))
-        return mask
+        mask = state.mask
+        return self._made(state) if mask is None else mask
 
     def accept(self, state: State, token: int) -> State | None:
         """The state behind a token; None when it may not come."""
-        if state is _ENDED or not 0 <= token < len(self.vocabulary):
-            return None
-        stacks, data = cast(Stacks, state), self.vocabulary.texts[token]
-        if token in self.vocabulary.ends:
-            return _ENDED if stacks.may_end else None
-        if token in self.vocabulary.special:
-            data = None
-        elif not data:
-            return None
-        after = self._automaton.advance_token(stacks, token, data or b"")
-        self._refuse_too_much()
-        return after
+        try:
+            return state.tokens[token]
+        except KeyError:
+            if state is self._ended or not 0 <= token < len(self.vocabulary):
+                return None
+            if token in self._ends:
+                return self._ended if self._tier.may_end(state) else None
+            return self._tier.step(state, token)
 
     def allows(self, state: State, token: int) -> bool:
         """Whether one token may come next, without a mask."""
@@ -85,12 +81,12 @@ class Constraint:
 
     def known(self, state: State) -> bool:
         """Whether the mask costs next to nothing."""
-        return state is _ENDED or state in self._masks
+        return state.mask is not None
 
     def only(self, state: State) -> int | None:
         """The one token that may come next; None where there are several, or it is not cheap to
         see."""
-        if state is _ENDED or (cast(Stacks, state).only < 0 and not cast(Stacks, state).tokens):
+        if state.mask is None and self._tier.allowed(state).bit_count() > 1:
             return None
         words = self.mask(state)
         at = np.flatnonzero(words)
@@ -100,75 +96,42 @@ class Constraint:
     def walk(self, state: State, data: bytes) -> State | None:
         """The state behind some bytes, however tokens would part them; None where they may not
         come."""
-        after = None if state is _ENDED else self._automaton.walk(cast(Stacks, state), data)
-        self._refuse_too_much()
-        return after
+        return None if state is self._ended else self._tier.walk(state, data)
 
     def may_end(self, state: State) -> bool:
         """Whether the text is a whole document."""
-        return state is _ENDED or cast(Stacks, state).may_end
+        return state is self._ended or self._tier.may_end(state)
 
     def complete(self, state: State) -> bool:
         """Whether it is one that nothing may follow."""
-        if state is _ENDED:
+        if state is self._ended:
             return True
-        stacks = cast(Stacks, state)
-        return stacks.may_end and not stacks.allowed and not stacks.tokens
+        tier = self._tier
+        return tier.may_end(state) and not tier.allowed(state) and not tier.named(state)
 
     def forced(self, state: State, limit: int = MAX_FORCED) -> bytes:
         """The bytes that must come next, at most so many; they stop where the text may end."""
-        return b"" if state is _ENDED else self._automaton.forced(cast(Stacks, state), limit)
+        return b"" if state is self._ended else self._tier.forced(state, limit)
 
     def wanted(self, state: State) -> str:
         """What may come next, in words for a message."""
-        if state is _ENDED:
+        if state is self._ended:
             return "nothing: the text has ended"
-        stacks = cast(Stacks, state)
-        parts = [_shown(stacks.allowed)] if stacks.allowed else []
-        for number, negated in sorted(self._automaton.named(stacks)):
+        allowed = self._tier.allowed(state)
+        parts = [_shown(allowed)] if allowed else []
+        for number, negated in sorted(self._tier.named(state)):
             parts.append(f"any token but {number}" if negated else f"token {number}")
-        if stacks.may_end:
+        if self._tier.may_end(state):
             parts.append("the end")
         return " or ".join(parts) or "nothing"
 
-    def _made(self, state: Stacks) -> Words:
-        vocabulary = self.vocabulary
-        mask = vocabulary.mask_of(self._spelled(state))
-        mask.setflags(write=True)
-        for number, negated in self._automaton.named(state):
-            one = vocabulary.mask_of([number] if 0 <= number < len(vocabulary) else [])
-            mask |= vocabulary.named & (~one if negated else one)
-        if state.may_end:
-            mask |= vocabulary.ending
-        mask.setflags(write=False)
-        self._refuse_too_much()
-        return mask
-
-    def _spelled(self, state: Stacks) -> list[int]:
-        """The ids whose bytes fit: the sorted vocabulary walked as a trie."""
-        path, before, refused = [state], b"", b""
-        found: list[int] = []
-        for data, token in self.vocabulary.spelled:
-            if refused and data.startswith(refused):
-                continue
-            common = 0
-            while common < len(path) - 1 and before[common] == data[common]:
-                common += 1
-            del path[common + 1 :]
-            before, refused = data, b""
-            for byte in data[common:]:
-                after = self._automaton.advance(path[-1], byte)
-                if after is None:
-                    refused = data[: len(path)]
-                    break
-                path.append(after)
-            else:
-                found.append(token)
-        return found
-
-    def _refuse_too_much(self) -> None:
-        if self._automaton.gave_up:
-            raise DeadEnd(f"the grammar {self.name} is too ambiguous to be followed further")
+    def _made(self, state: State) -> Words:
+        words = self._tier.words(state)
+        if self._tier.may_end(state):
+            words = words | self.vocabulary.ending
+        words.setflags(write=False)
+        state.mask = words
+        return words
 
 
 def _shown(allowed: int) -> str:

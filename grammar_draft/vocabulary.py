@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
+from diskmoe.grammar_draft.trie import Trie, Words, trie_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,8 +17,8 @@ class Vocabulary:
 
     texts: per id the bytes that it prints; None for what prints nothing. special: of these the
     ids that exist, and how they are written; a grammar may name them, and never matches them by
-    that. ends:
-    the ids that end a text, whatever they print: allowed where a document may end and nowhere else.
+    that. ends: the ids that end a text, whatever they print: allowed where a document may end and
+    nowhere else.
     """
 
     texts: Sequence[bytes | None]
@@ -35,13 +34,23 @@ class Vocabulary:
         return -(-len(self.texts) // 64)
 
     @cached_property
+    def plain(self) -> list[bytes | None]:
+        """Per id the bytes that it is matched by; None for those that are not."""
+        texts = [data or None for data in self.texts]
+        for token in {*self.special, *self.ends}:
+            if 0 <= token < len(texts):
+                texts[token] = None
+        return texts
+
+    @cached_property
+    def trie(self) -> Trie:
+        """Those bytes as a trie, made when first asked for."""
+        return trie_of(self.spelled, self.words)
+
+    @cached_property
     def spelled(self) -> list[tuple[bytes, int]]:
         """(bytes, id) of all that are matched by their bytes, ascending."""
-        return sorted(
-            (data, token)
-            for token, data in enumerate(self.texts)
-            if data and token not in self.special and token not in self.ends
-        )
+        return sorted((data, token) for token, data in enumerate(self.plain) if data)
 
     @cached_property
     def named(self) -> Words:
