@@ -250,6 +250,33 @@ SETTINGS: tuple[Setting, ...] = (
         "drafts",
     ),
     Setting("GUARD", switch, True, "switch drafts off that are mostly wrong", "0|1", "drafts"),
+    Setting("HOST", any_text, "127.0.0.1", "address to listen at", "ADDR", "serve", bare=False),
+    Setting(
+        "PORT", integer(0, 65535), 8080, "its port; 0 any that is free", "N", "serve", bare=False
+    ),
+    Setting(
+        "API_KEY", any_text, None, "what clients must send as their key", "KEY", "serve", bare=False
+    ),
+    Setting("PARALLEL", integer(1, 64), None, "texts at once; else 2", "N", "serve", bare=False),
+    Setting("QUEUE", integer(0, 100_000), 16, "requests that may wait", "N", "serve", bare=False),
+    Setting(
+        "REQUEST_SECONDS",
+        number(1, 1e7),
+        3600.0,
+        "after so long a request ends with what it has",
+        "S",
+        "serve",
+        bare=False,
+    ),
+    Setting(
+        "BODY_BYTES",
+        integer(1000, 1 << 30),
+        8 << 20,
+        "the longest body of a request",
+        "N",
+        "serve",
+        bare=False,
+    ),
     Setting("STATS", switch, True, "the report at the end", "0|1", "output"),
     Setting("JSON", switch, False, "one JSON object on stdout in place of the text", "", "output"),
     Setting("VERBOSE", switch, False, "all settings and sources", "", "output", bare=False),
