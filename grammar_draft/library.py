@@ -43,9 +43,9 @@ def load(
     return from_gbnf(data, name=place, root=root, strict=strict, token_id=token_id)
 
 
-def load_schema(place: str) -> Grammar:
+def load_schema(place: str, profile: str = "drafts") -> Grammar:
     """Reads the JSON Schema at a path. Raises BadGrammar as `load` does."""
-    return from_schema(_data(place), profile="drafts", name=place)
+    return from_schema(_data(place), profile=profile, name=place)
 
 
 def _data(place: str) -> bytes:
