@@ -99,7 +99,15 @@ def form_from(values: Mapping[str, Value], text: Any, say: Say) -> dict[str, Any
     from diskmoe.engine.drafting import grammar_of
 
     constrain, trigger = values["CONSTRAIN"].value, values["TRIGGER"].value
-    grammar = grammar_of(values["GRAMMAR"].value, values["SCHEMA"].value, constrain, text, say)
+    grammar = grammar_of(
+        values["GRAMMAR"].value,
+        values["SCHEMA"].value,
+        constrain,
+        text,
+        say,
+        blanks=values["SCHEMA_BLANKS"].value,
+        lax=values["SCHEMA_LAX"].value,
+    )
     if trigger is not None and constrain == "0":
         raise BadRequest("TRIGGER says where a grammar begins that is enforced: set CONSTRAIN=1")
     budget, message = values["THINK_BUDGET"].value, values["THINK_MESSAGE"].value

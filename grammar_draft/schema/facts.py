@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from diskmoe.grammar_draft.regex.dfa import from_pattern
+from diskmoe.grammar_draft.regex.pattern import from_pattern
 from diskmoe.grammar_draft.schema.document import Place
 
 Node = tuple[tuple[int, bool], ...]
@@ -119,6 +120,16 @@ class Facts:
     names: list[Node] = field(default_factory=list)
     some: list[Member] = field(default_factory=list)
     places: dict[str, Place] = field(default_factory=dict)  # where each kind was said last
+
+    @cached_property
+    def forbidden(self) -> set[Any]:
+        """The excluded values, `canonical`; asked for when all facts are known."""
+        return {canonical(value) for value in self.excluded}
+
+    @cached_property
+    def allowed(self) -> set[Any]:
+        """The values of const and enum, `canonical`; asked for when all facts are known."""
+        return {canonical(value) for value in self.values or ()}
 
     def item(self, index: int) -> Node:
         return both(items.node(index) for items in self.items)
