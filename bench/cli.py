@@ -1,4 +1,4 @@
-"""``diskmoe bench kernels|disk|synth|decode|replay|drafts``: the words, and which file does the work.
+"""``diskmoe bench COMMAND``: the words, and which file does the work.
 
 Results go to stdout, everything said beside them to stderr. Errors are raised, and made one line by
 the command line of the engine, which found this file through the entry point ``bench``.
@@ -20,10 +20,12 @@ usage: diskmoe bench kernels [--json]            speed of each weight format aga
        diskmoe bench decode MODEL --tokens N     decode and prompt speed with fixed token ids
        diskmoe bench replay TRACE                hits of each cache policy in a recorded routing
        diskmoe bench drafts [MODEL]              speed with no, so many, and planned drafts
+       diskmoe bench roofline [MODEL]            how far from what memory and disk allow, and why
+       diskmoe bench report DIR                  a page of what a directory of results holds
 
 'diskmoe bench COMMAND --help' lists the options of a command.
 """
-COMMANDS = ("kernels", "disk", "synth", "decode", "replay", "drafts")
+COMMANDS = ("kernels", "disk", "synth", "decode", "replay", "drafts", "roofline", "report")
 
 
 def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
@@ -52,6 +54,10 @@ def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
         from diskmoe.bench import decode as chosen
     elif command == "drafts":
         from diskmoe.bench import drafts as chosen
+    elif command == "roofline":
+        from diskmoe.bench import roofline as chosen
+    elif command == "report":
+        from diskmoe.bench import report as chosen
     else:
         from diskmoe.bench import replay as chosen
     if wants_help:

@@ -151,9 +151,7 @@ def draw_times(axes: Axes, arms: Mapping[str, Parts], note: str = "") -> None:
         ("other", REST, [parts.other for parts in arms.values()]),
     ):
         wide = 1000 * np.asarray(seconds)
-        axes.barh(
-            labels, wide, left=begins, color=colour, label=title, height=0.6, edgecolor=PAPER
-        )
+        axes.barh(labels, wide, left=begins, color=colour, label=title, height=0.6, edgecolor=PAPER)
         begins = begins + wide
     for place, total in enumerate(begins):
         axes.annotate(
