@@ -44,7 +44,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _object(kind: type) -> dict[str, Any]:
-    hints = _hints(kind)
+    hints = described(kind)
     properties = {
         name: {**_form(part), "description": says} for name, (part, says) in hints.items()
     }
@@ -85,7 +85,7 @@ def tables() -> str:
 
 def _table(kind: type, title: str) -> str:
     lines = [f"### {title}", "", _first_line(kind), "", "| key | type | meaning |", "|---|---|---|"]
-    for name, (part, says) in _hints(kind).items():
+    for name, (part, says) in described(kind).items():
         lines.append(f"| `{name}` | {_told(part)} | {says} |")
     return "\n".join([*lines, ""])
 
@@ -108,10 +108,10 @@ def _told(kind: Any) -> str:
     return _PLAIN[kind]
 
 
-def _hints(kind: type) -> dict[str, tuple[Any, str]]:
-    """(type, what it means) of each field."""
+def described(kind: type) -> dict[str, tuple[Any, str]]:
+    """(type, what it means) of each field of a class of results."""
     found = {}
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_typedescribed(kind, include_extras=True)
     for field in fields(kind):  # pyright: ignore[reportArgumentType]
         assert get_origin(hints[field.name]) is Annotated, f"{kind.__name__}.{field.name}"
         part, says = get_args(hints[field.name])
