@@ -111,7 +111,7 @@ def _told(kind: Any) -> str:
 def described(kind: type) -> dict[str, tuple[Any, str]]:
     """(type, what it means) of each field of a class of results."""
     found = {}
-    hints = get_typedescribed(kind, include_extras=True)
+    hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):  # pyright: ignore[reportArgumentType]
         assert get_origin(hints[field.name]) is Annotated, f"{kind.__name__}.{field.name}"
         part, says = get_args(hints[field.name])
