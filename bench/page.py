@@ -79,6 +79,7 @@ class Pictures:
     pictures: Sequence[Picture]
 
 
+_LONG = 30  # characters of a cell; longer ones may be broken
 Block = Heading | Text | Lines | Listing | Table | Pictures
 
 
@@ -149,22 +150,30 @@ def _html(block: Block) -> str:
 
 
 def _html_table(table: Table) -> str:
-    head = "".join(f"<th>{_said(cell)}</th>" for cell in table.head)
-    rows = []
-    for row in table.rows:
-        cells = [
-            f'<th scope="row">{_said(cell)}</th>' if place == 0 else
-            f"<td{' class=name' if place < table.names else ''}>{_said(cell)}</td>"
-            for place, cell in enumerate(row)
-        ]  # fmt: skip
-        rows.append(f"<tr>{''.join(cells)}</tr>")
+    kinds = [
+        "name" if place < table.names else "long" if _is_long(table, place) else ""
+        for place in range(len(table.head))
+    ]
+    lines = [
+        "".join(
+            f"<{tag}{f' class={kind}' if kind else ''}>{_said(cell)}</{tag}>"
+            for kind, cell in zip(kinds, row, strict=True)
+        )
+        for tag, row in (("th", table.head), *(("td", row) for row in table.rows))
+    ]
+    head, *rows = (f"<tr>{line}</tr>" for line in lines)
     whole = (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody>'
+        f'<div class="wide"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody>'
         "</table></div>"
     )
     if not table.folded:
         return whole
     return f"<details><summary>{_said(table.folded)}</summary>{whole}</details>"
+
+
+def _is_long(table: Table, place: int) -> bool:
+    """Whether a column holds sentences, which may be broken into lines."""
+    return max(len(row[place]) for row in table.rows) > _LONG
 
 
 def _said(text: str) -> str:
@@ -195,12 +204,12 @@ figure{margin:0}
 svg{display:block;width:100%;height:auto;max-width:620px}
 .wide{overflow-x:auto;margin:8px 0}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:14px}
-th,td{padding:5px 12px 5px 0;text-align:right;vertical-align:top;border-bottom:1px solid var(--grid);
-white-space:nowrap}
-thead th{color:var(--muted);font-weight:600;white-space:normal;vertical-align:bottom}
-th:first-child,.name,thead th:first-child{text-align:left}
-th:first-child{position:sticky;left:0;background:var(--paper)}
-tbody th{font-weight:600}
+th,td{padding:5px 14px 5px 0;text-align:right;vertical-align:top;
+border-bottom:1px solid var(--grid);white-space:nowrap}
+th{color:var(--muted);font-weight:600;white-space:normal;vertical-align:bottom}
+.name,.long{text-align:left}
+.long{white-space:normal;min-width:26ch}
+th:first-child,td:first-child{position:sticky;left:0;background:var(--paper)}
 summary{cursor:pointer;color:var(--muted);margin:8px 0}
 @media print{details>*{display:block}}
 """

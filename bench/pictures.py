@@ -37,10 +37,12 @@ def draw_speeds(
 ) -> None:
     """Tokens per second against what was varied: a line through medians, least to most of the runs
     as a bar, every run as a dot."""
+    places = sorted({point.x for points in arms.values() for point in points})
     for place, (label, points) in enumerate(arms.items()):
         colour, marker = _look(place)
         middles = [median(point.values) for point in points]
-        xs = [point.x for point in points]
+        aside = 0.012 * max(places) * (place - (len(arms) - 1) / 2)  # or bars hide each other
+        xs = [point.x + aside for point in points]
         axes.vlines(
             xs,
             [min(point.values) for point in points],
@@ -48,10 +50,9 @@ def draw_speeds(
             colors=colour,
             linewidth=1.2,
         )
-        every = [(point.x, value) for point in points for value in point.values]
+        every = [(point.x + aside, value) for point in points for value in point.values]
         axes.plot(*zip(*every, strict=True), ".", color=colour, markersize=3, label="_runs")
         axes.plot(xs, middles, color=colour, marker=marker, label=label)
-    places = sorted({point.x for points in arms.values() for point in points})
     axes.set_xticks(places, [f"{x:g}" for x in places])
     axes.set_xlim(left=0)
     _finish(axes, "Tokens per second", note, x_label, "tokens/s")

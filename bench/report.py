@@ -6,6 +6,7 @@ whenever and wherever it is made; what a number means is said where it is define
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -71,33 +72,33 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     folder = as_path(line.places[0])
     faults: list[str] = []
     results = Results.open(folder, faults.append)
-    for fault in faults:
-        say(f"note      left out: {fault}")
     if "--readme" in line.flags:
         print(markdown_of(summary_blocks(results)), end="")
         return 0
     out = as_path(line.flags["--out"]) if "--out" in line.flags else folder
-    recording, fault = recorded(folder)
-    if fault:
+    recording = recorded(folder, faults.append)
+    for fault in faults:
         say(f"note      left out: {fault}")
-        faults.append(fault)
+    # the page says the same wherever the directory lies
+    faults = [fault.replace(f"{folder}{os.sep}", "") for fault in faults]
     for path in write(out, results, recording, faults):
         say(f"written   {path}")
     print(out / "report.html")
     return 0
 
 
-def recorded(folder: Path) -> tuple[Recording | None, str]:
-    """(the routing that a directory has, what is wrong with it)."""
+def recorded(folder: Path, skipped: Callable[[str], None]) -> Recording | None:
+    """The routing that a directory has; `skipped` is told what is wrong with it."""
     from diskmoe.bench.trace import read_recording
 
     path = folder / TRACE_FILE
     if not path.exists():
-        return None, ""
+        return None
     try:
-        return read_recording(path), ""
+        return read_recording(path)
     except BadModel as error:
-        return None, str(error)
+        skipped(str(error))
+        return None
 
 
 def write(
@@ -144,7 +145,7 @@ def page_blocks(results: Results, pictures: Pictures, faults: Sequence[str]) -> 
         blocks += [Heading("Pictures"), pictures]
     blocks += [
         Heading("Medians of the runs"),
-        Table([_capital(head) for head in HEADS], rows_of(comparisons), names=2),
+        Table(HEADS, rows_of(comparisons), names=2),
         *_ratios(comparisons),
         Heading("Arms and prompts"),
         _arms(experiment),
@@ -204,20 +205,18 @@ def warnings(
 
 
 def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[Block]:
-    """Verdicts in words; warnings stand elsewhere."""
-    lines = [
-        line.strip()
-        for comparison in comparisons
-        for line in verdict_lines(comparison)
-        if not line.strip().startswith("warning:")
-    ]
-    if lines:
-        yield Listing([_capital(line) for line in lines])
+    """Each in words; warnings stand elsewhere."""
+    points = []
+    for comparison in comparisons:
+        lines = [line.strip() for line in verdict_lines(comparison)]
+        points.append("; ".join(line for line in lines if not line.startswith("warning:")))
+    if points:
+        yield Listing(points)
 
 
 def _ratios(comparisons: Sequence[Comparison]) -> Iterator[Block]:
-    head = ["Rung", "Arms", "Ratio of tok/s", f"{100 * LEVEL:.0f} % interval"]
-    head += ["Pairs", "Token ids", "Verdict", "By prompt"]
+    head = ["rung", "arms", "ratio of tok/s", f"{100 * LEVEL:.0f} % interval"]
+    head += ["pairs", "token ids", "verdict", "by prompt"]
     same = {True: "equal", False: "differ", None: "not known"}
     rows = [
         [
@@ -241,7 +240,7 @@ def _ratios(comparisons: Sequence[Comparison]) -> Iterator[Block]:
 
 def _arms(experiment: Experiment) -> Table:
     rows = [[arm.name, arm.program, Code(arm.given)] for arm in experiment.arms]
-    return Table(["Arm", "Program", "Given"], rows, names=3)
+    return Table(["arm", "program", "given"], rows, names=3)
 
 
 def _settings(comparisons: Sequence[Comparison]) -> Iterator[Block]:
@@ -251,14 +250,16 @@ def _settings(comparisons: Sequence[Comparison]) -> Iterator[Block]:
         for arm in (comparison.a, comparison.b):
             if arm.runs:
                 arms.setdefault(arm.name, arm.settings)
-    names = sorted({name for settings in arms.values() for name in settings})
+    names = sorted(
+        {name for settings in arms.values() for name in settings if settings[name] is not None}
+    )
     rows = [
         [Code(name), *(Code(_plain(settings.get(name))) for settings in arms.values())]
         for name in names
     ]
     if rows:
         fold = "Effective settings of each arm's first run"
-        yield Table(["Setting", *arms], rows, names=1 + len(arms), folded=fold)
+        yield Table(["setting", *arms], rows, names=1 + len(arms), folded=fold)
 
 
 def _plain(value: object) -> str:
@@ -272,7 +273,7 @@ def _prompts(experiment: Experiment) -> Table:
         shown = begin if len(begin) <= _BEGIN_OF_TEXT else begin[: _BEGIN_OF_TEXT - 3] + "..."
         dense = "-" if prompt.density is None else f"{100 * prompt.density:.0f} %"
         rows.append([prompt.name, Code(shown), dense, str(len(prompt.text))])
-    return Table(["Prompt", "Begins", "Density", "Characters"], rows, names=2)
+    return Table(["prompt", "begins", "density", "characters"], rows, names=2)
 
 
 def _runs(results: Results) -> Table:
@@ -280,7 +281,7 @@ def _runs(results: Results) -> Table:
     shown = {column.figure: column for column in COLUMNS}
     figures = [name for name in described(Figures) if name != "acceptance"]
     titles = [shown[name].title if name in shown else _spoken(name) for name in figures]
-    head = ["File", "Started", *titles, "Accepted drafts", *map(_spoken, RUN_NUMBERS)]
+    head = ["file", "started", *titles, "accepted drafts", *map(_spoken, RUN_NUMBERS)]
     rows = [
         [
             Code(run_name(run)),
@@ -316,7 +317,7 @@ def _glossary() -> Table:
         for name, (_, says) in described(kind).items()
     ]
     rows += [[Code(name), "", says] for name, says in wanted.items()]
-    return Table(["Key in the files", "In tables", "Meaning"], rows, names=3)
+    return Table(["key in the files", "in tables", "meaning"], rows, names=3)
 
 
 def _spoken(name: str) -> str:

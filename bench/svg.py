@@ -41,7 +41,7 @@ _SCREENS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         COLOURS[6]: ("c6", "#4d4d4d", "#c9ccd1"),
     }
 )
-_RC: Mapping[str, Any] = MappingProxyType(
+_RC: Mapping[Any, Any] = MappingProxyType(
     {
         "svg.fonttype": "none",
         "svg.hashsalt": "diskmoe",
