@@ -132,7 +132,7 @@ def _files(place: Path, nbytes: int, say: Say) -> Iterator[list[Path]]:
 class Windows:
     """Windows of each kind of reading, in turn."""
 
-    def __init__(self, files: list[Path], block: int, seconds: float, rounds: int) -> None:
+    def __init__(self, files: Sequence[Path], block: int, seconds: float, rounds: int) -> None:
         from diskmoe.experts.direct import direct_way, probe_direct
         from diskmoe.experts.disk import blocks_of
 

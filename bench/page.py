@@ -79,7 +79,7 @@ class Pictures:
     pictures: Sequence[Picture]
 
 
-_LONG = 30  # characters of a cell; longer ones may be broken
+_LONG = 24  # characters of a cell; longer ones may be broken
 Block = Heading | Text | Lines | Listing | Table | Pictures
 
 
@@ -150,14 +150,10 @@ def _html(block: Block) -> str:
 
 
 def _html_table(table: Table) -> str:
-    kinds = [
-        "name" if place < table.names else "long" if _is_long(table, place) else ""
-        for place in range(len(table.head))
-    ]
+    kinds = [_kind(table, place) for place in range(len(table.head))]
     lines = [
         "".join(
-            f"<{tag}{f' class={kind}' if kind else ''}>{_said(cell)}</{tag}>"
-            for kind, cell in zip(kinds, row, strict=True)
+            f"<{tag}{kind}>{_said(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True)
         )
         for tag, row in (("th", table.head), *(("td", row) for row in table.rows))
     ]
@@ -171,9 +167,12 @@ def _html_table(table: Table) -> str:
     return f"<details><summary>{_said(table.folded)}</summary>{whole}</details>"
 
 
-def _is_long(table: Table, place: int) -> bool:
-    """Whether a column holds sentences, which may be broken into lines."""
-    return max(len(row[place]) for row in table.rows) > _LONG
+def _kind(table: Table, place: int) -> str:
+    """The class of a column's cells: names stand at the left, sentences may be broken."""
+    names = ["name"] if place < table.names else []
+    if max(len(row[place]) for row in table.rows) > _LONG:
+        names.append("long")
+    return ' class="' + " ".join(names) + '"' if names else ""
 
 
 def _said(text: str) -> str:
@@ -208,7 +207,7 @@ th,td{padding:5px 14px 5px 0;text-align:right;vertical-align:top;
 border-bottom:1px solid var(--grid);white-space:nowrap}
 th{color:var(--muted);font-weight:600;white-space:normal;vertical-align:bottom}
 .name,.long{text-align:left}
-.long{white-space:normal;min-width:26ch}
+.long{white-space:normal;min-width:20ch}
 th:first-child,td:first-child{position:sticky;left:0;background:var(--paper)}
 summary{cursor:pointer;color:var(--muted);margin:8px 0}
 @media print{details>*{display:block}}

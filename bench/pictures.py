@@ -166,7 +166,7 @@ def draw_times(axes: Axes, arms: Mapping[str, Parts], note: str = "") -> None:
     _finish(axes, "Time of a token", note, "milliseconds per token", "")
     _bars_from_above(axes)
     axes.set_xlim(0, 1.18 * max(begins, default=0.0) or 1.0)
-    axes.figure.legend(loc="outside lower right", ncols=3)
+    _legend(axes)
 
 
 def draw_experts(axes: Axes, counts: Counts, layers: Sequence[int], note: str = "") -> None:
@@ -217,8 +217,11 @@ def _bars_from_above(axes: Axes) -> None:
 
 
 def _legend(axes: Axes) -> None:
-    if len(axes.get_legend_handles_labels()[1]) > 0:
-        axes.legend(loc="best")
+    """Below the axes, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        columns = min(3, len(labels))
+        axes.figure.legend(handles, labels, loc="outside lower left", ncols=columns)
 
 
 def _finish(axes: Axes, title: str, note: str, x_label: str, y_label: str) -> None:

@@ -86,7 +86,7 @@ def screen_css(root: str) -> str:
 
 
 def svg_of(
-    draw: Callable[[Axes], None], name: str, title: str, width: float = 5.4, height: float = 3.4
+    draw: Callable[[Axes], None], name: str, title: str, width: float = 5.4, height: float = 3.7
 ) -> str:
     """The drawing as an ``<svg>`` element without a background, for a page that has `screen_css`.
 
