@@ -27,7 +27,7 @@ from diskmoe.bench.page import (
     html_of,
     markdown_of,
 )
-from diskmoe.bench.ratios import LEVEL
+from diskmoe.bench.ratios import LEVEL, Ratio
 from diskmoe.bench.results import Acceptance, Experiment, Figures, Results, Run, run_name
 from diskmoe.bench.schema import described
 from diskmoe.bench.session import TRACE_FILE
@@ -222,10 +222,7 @@ def _ratios(comparisons: Sequence[Comparison]) -> Iterator[Block]:
         [
             comparison.rung_given or "-",
             f"{comparison.b.name} / {comparison.a.name}",
-            "-" if comparison.ratio is None else f"{comparison.ratio.value:.4f}",
-            "-"
-            if comparison.ratio is None
-            else f"{comparison.ratio.low:.4f} to {comparison.ratio.high:.4f}",
+            *_ratio(comparison.ratio),
             str(comparison.pairs),
             same[comparison.same_ids],
             comparison.verdict or "-",
@@ -236,6 +233,14 @@ def _ratios(comparisons: Sequence[Comparison]) -> Iterator[Block]:
     if rows:
         yield Heading("Ratios")
         yield Table(head, rows, names=2)
+
+
+def _ratio(ratio: Ratio | None) -> tuple[str, str]:
+    """A ratio and its interval."""
+    if ratio is None or ratio.interval is None:
+        return ("-" if ratio is None else f"{ratio.value:.4f}"), "-"
+    low, high = ratio.interval
+    return f"{ratio.value:.4f}", f"{low:.4f} to {high:.4f}"
 
 
 def _arms(experiment: Experiment) -> Table:

@@ -74,7 +74,8 @@ def _form(kind: Any) -> dict[str, Any]:
         return {"type": "array", "items": _form(parts[0])}
     if origin is not None:
         return {"type": "object", "additionalProperties": _form(parts[1])}
-    return {"type": _PLAIN[kind]}
+    least = {"minimum": 0} if kind in (int, float) else {}
+    return {"type": _PLAIN[kind], **least}
 
 
 def tables() -> str:
