@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from typing import Any, Literal
 
-from diskmoe.bench.arms import arm_settings
+from diskmoe.bench.arms import names_given
 from diskmoe.bench.machine import BUSY
 from diskmoe.bench.ratios import LEVEL, Ratio, median_interval, paired_ratio
 from diskmoe.bench.results import Acceptance, Experiment, Figures, Results, Run
@@ -181,7 +181,25 @@ def _warnings(
     """What a reader of the verdict must know beside it."""
     if not pairs:
         return
-    given = {arm.name: arm_settings(arm.given, arm.name) for arm in experiment.arms}
+    if len({arm.program for arm in experiment.arms if arm.name in (first, name)}) == 1:
+        yield from _warnings_of_settings(experiment, pairs, first, name)
+    if len(pairs) < FEWEST_PAIRS:
+        yield f"{len(pairs)} pairs of runs: only a great difference can be told from noise"
+    runs = [run for pair in pairs for run in pair]
+    busy = _median(run.others_cpu for run in runs)
+    if busy is not None and busy > BUSY:
+        yield f"busy machine: others kept {100 * busy:.0f} % of its processors busy during runs"
+    cached = _median(run.cached_share for run in runs)
+    if experiment.cache == "dropped" and cached is not None and cached > MOST_CACHED:
+        yield f"the page cache kept {100 * cached:.0f} % of the model's files: others have them open"
+
+
+def _warnings_of_settings(
+    experiment: Experiment, pairs: Sequence[tuple[Run, Run]], first: str, name: str
+) -> Iterator[str]:
+    """Of two arms of this program: whether they differ in what was asked for, and only in that."""
+    pair = [arm for arm in experiment.arms if arm.name in (first, name)]
+    given = {arm.name: names_given(arm.given) for arm in pair}
     asked = {
         key
         for key in {*given[first], *given[name]}
@@ -200,15 +218,6 @@ def _warnings(
         yield f"{', '.join(without)} of {name} changed nothing: both arms had the same value"
     if not asked:
         yield f"{first} and {name} are the same: what is measured is the noise"
-    if len(pairs) < FEWEST_PAIRS:
-        yield f"{len(pairs)} pairs of runs: only a great difference can be told from noise"
-    runs = [run for pair in pairs for run in pair]
-    busy = _median(run.others_cpu for run in runs)
-    if busy is not None and busy > BUSY:
-        yield f"busy machine: others kept {100 * busy:.0f} % of its processors busy during runs"
-    cached = _median(run.cached_share for run in runs)
-    if experiment.cache == "dropped" and cached is not None and cached > MOST_CACHED:
-        yield f"the page cache kept {100 * cached:.0f} % of the model's files: others have them open"
 
 
 def _differing_settings(pairs: Sequence[tuple[Run, Run]]) -> dict[str, tuple[str, str]]:
