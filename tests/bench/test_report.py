@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from result_files import EXPERIMENT, run, runs, write_results
+from result_files import EXPERIMENT, run_of, runs, write_results
 
 from diskmoe.bench import report
 from diskmoe.bench.comparing import compare
@@ -165,8 +165,8 @@ def test_a_readme_gets_tables_verdicts_command_and_machine_and_no_file(
 def test_warnings_stand_on_top(tmp_path: Path) -> None:
     machine = replace(EXPERIMENT.machine, busy=0.7)
     results = Results.create(tmp_path, replace(EXPERIMENT, machine=machine))
-    results.add(run("a", 0, 0, 0, 0))
-    results.add(replace(run("b", 0, 0, 0, 1), token_ids=(1, 2, 4)))
+    results.add(run_of("a", 0, 0, 0, 0))
+    results.add(replace(run_of("b", 0, 0, 0, 1), token_ids=(1, 2, 4)))
     found = report.warnings(results, compare(results), ["x.json: no run"])
     assert found[0].startswith("Busy machine: others kept 70 %")
     assert found[1] == "2 of 16 runs are there: the others are missing."
@@ -195,8 +195,8 @@ def test_rungs_are_an_axis_where_they_are_numbers_of_one_setting(
 
 
 def test_a_tokens_time_is_the_mean_of_all_tokens_that_say_it() -> None:
-    unknown = run("a", 0, 0, 2, 2, compute_seconds=None)
-    parts = time_parts([run("a", 0, 0, 0, 0), run("a", 0, 0, 1, 1, tokens=30), unknown])
+    unknown = run_of("a", 0, 0, 2, 2, compute_seconds=None)
+    parts = time_parts([run_of("a", 0, 0, 0, 0), run_of("a", 0, 0, 1, 1, tokens=30), unknown])
     assert parts is not None
     assert (parts.read_wait, parts.compute, parts.other) == pytest.approx((0.0125, 0.025, 0.0125))
     assert time_parts([unknown]) is None
@@ -232,6 +232,10 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         made = {f.name: values(hints[f.name]) for f in fields(kind)}
         if "version" in made:
             made["version"] = st.just(VERSION)
+        if kind is Acceptance:  # of so many drafts, so many were right
+            made["by_position"] = st.lists(st.just((7, 3)) | st.just((0, 0)), max_size=3).map(tuple)
+            made["judged"] = st.integers(100, 10**290)
+            made["accepted"] = st.integers(0, 100)
         return st.builds(kind, **made)
     if origin is tuple:
         return st.lists(values(parts[0]), max_size=3).map(tuple)
