@@ -24,6 +24,7 @@ usage: diskmoe bench ab --suite S --a ... --b ...  settings against settings, in
        diskmoe bench decode MODEL --tokens N     decode and prompt speed with fixed token ids
        diskmoe bench replay TRACE                hits of each cache policy in a recorded routing
        diskmoe bench drafts [MODEL]              speed with no, so many, and planned drafts
+       diskmoe bench grammar                     masks beside XGrammar's and llguidance's
 
 'diskmoe bench COMMAND --help' lists the options of a command.
 """
@@ -37,6 +38,7 @@ COMMANDS = (  # each is a file beside this one
     "decode",
     "replay",
     "drafts",
+    "grammar",
 )
 
 

@@ -265,8 +265,8 @@ def run_name(run: Run) -> str:
 
 
 def encoded(thing: Experiment | Run) -> bytes:
-    """The JSON file of one of these."""
-    return (json.dumps(asdict(thing), ensure_ascii=False, allow_nan=False) + "\n").encode()
+    """The JSON file of one of these; in ASCII, which even words that are no Unicode come through."""
+    return (json.dumps(asdict(thing), allow_nan=False) + "\n").encode("ascii")
 
 
 def decoded(kind: type[T], content: Any, where: str) -> T:

@@ -57,7 +57,7 @@ def verdict_lines(comparison: Comparison) -> list[str]:
     a, b, ratio = comparison.a.name, comparison.b.name, comparison.ratio
     at = f"{comparison.rung_given}: " if comparison.rung_given else ""
     if comparison.verdict is None or ratio is None:
-        return [f"{at}{b} beside {a}: no pair of runs has speeds yet"]
+        return [f"{at}{b} beside {a}: no pair of runs has speeds"]
     verdict = comparison.verdict
     named = {"a faster": f"{a} is faster", "b faster": f"{b} is faster"}.get(verdict, verdict)
     sure = "no interval"
