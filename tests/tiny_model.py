@@ -278,14 +278,16 @@ def with_fp8(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], 
     return config | {"quantization_config": method}, stored, exact
 
 
-def with_int4(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Stored, Tensors]:
+def with_int4(
+    config: dict[str, Any], tensors: Tensors, group: int = 32
+) -> tuple[dict[str, Any], Stored, Tensors]:
     """A model with its experts in packed int4: (config, what is stored, what it stands for)."""
     stored: Stored = dict(tensors)
     exact = dict(tensors)
     for name, weights in tensors.items():
         if ".experts." not in name:
             continue
-        groups = weights.reshape(len(weights), -1, 32)
+        groups = weights.reshape(len(weights), -1, group)
         scales = _rounded(np.abs(groups).max(axis=2) / 7.5, "bf16")
         codes = np.clip(np.rint(groups / scales[:, :, None]), -8, 7)
         exact[name] = (codes * scales[:, :, None]).astype(np.float32).reshape(weights.shape)
@@ -295,9 +297,9 @@ def with_int4(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any],
         stored[name + "_packed"], stored[name + "_scale"] = pairs.view(np.int32), scales
         stored[name + "_shape"] = np.array(weights.shape, np.int32)
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
-    group = {"weights": {**weights, "group_size": 32}, "targets": ["Linear"]}
+    of_all = {"weights": {**weights, "group_size": group}, "targets": ["Linear"]}
     method = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
-    method |= {"config_groups": {"group_0": group}, "ignore": ["lm_head", "re:.*self_attn.*"]}
+    method |= {"config_groups": {"group_0": of_all}, "ignore": ["lm_head", "re:.*self_attn.*"]}
     return config | {"quantization_config": method}, stored, exact
 
 

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from diskmoe.experts.errors import BadModel
+from diskmoe.experts.formats import GROUP
 
 SUPPORTED = (
     "supported are fp8 in blocks of 128 x 128, mxfp4 experts of gpt_oss, and compressed-tensors"
-    " pack-quantized int4, symmetric, in groups of 32"
+    " pack-quantized int4, symmetric, in groups of a multiple of 32 columns or a row"
 )
 _BLOCK = [128, 128]
-_INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+_INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "actorder": None}
 
 
 def quantisation_of(config: Mapping[str, Any], fused_experts: bool, where: str) -> str | None:
@@ -40,7 +41,16 @@ def quantisation_of(config: Mapping[str, Any], fused_experts: bool, where: str) 
             weights = group.get("weights") if isinstance(group, Mapping) else None
             if not isinstance(weights, Mapping):
                 raise BadModel(f"{where}: a config_group of {method} has no weights; {SUPPORTED}")
-            _expect(weights, {**_INT4, "actorder": None}, method, where)
+            _expect(weights, _INT4, method, where)
+            if weights.get("strategy") == "channel":
+                continue  # a scale for each row
+            _expect(weights, {"strategy": "group"}, method, where)
+            size = weights.get("group_size")
+            if type(size) is not int or size < GROUP or size % GROUP:
+                raise BadModel(
+                    f"{where}: {method} with group_size {str(size)[:40]}, allowed: a multiple of"
+                    f" {GROUP}; {SUPPORTED}"
+                )
         return "int4"
     raise BadModel(
         f"{where}: the weights are quantised already (quantization_config:"

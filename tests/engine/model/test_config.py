@@ -586,6 +586,8 @@ def int4(**changes: Any) -> dict[str, Any]:
         ("gpt_oss", quantised("mxfp4"), "mxfp4"),
         ("qwen3_moe", quantised("fp8", weight_block_size=[128, 128]), "fp8"),
         ("glm4_moe", int4(), "int4"),
+        ("glm4_moe", int4(group_size=128), "int4"),
+        ("glm4_moe", int4(strategy="channel", group_size=None), "int4"),
     ],
 )
 def test_the_way_weights_are_quantised_is_read(family, changes, method):
@@ -603,7 +605,10 @@ def test_the_way_weights_are_quantised_is_read(family, changes, method):
         (quantised("fp8", weight_block_size=[64, 128]), "weight_block_size [64, 128]"),
         (quantised("compressed-tensors", format="float-quantized"), "format float-quantized"),
         (quantised("compressed-tensors", format="pack-quantized"), "without config_groups"),
-        (int4(group_size=128), "group_size 128"),
+        (int4(group_size=48), "group_size 48, allowed: a multiple of 32"),
+        (int4(group_size=True), "group_size True"),
+        (int4(group_size=-32), "group_size -32"),
+        (int4(strategy="tensor"), "strategy tensor"),
         (int4(symmetric=False), "symmetric False"),
         (int4(actorder="group"), "actorder group"),
         (int4(num_bits=8), "num_bits 8"),
