@@ -1,4 +1,4 @@
-"""``diskmoe bench kernels|disk|synth|decode|replay|drafts``: the words, and which file does the work.
+"""``diskmoe bench COMMAND``: the words, and which file does the work.
 
 Results go to stdout, everything said beside them to stderr. Errors are raised, and made one line by
 the command line of the engine, which found this file through the entry point ``bench``.
@@ -7,6 +7,7 @@ the command line of the engine, which found this file through the entry point ``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.settings import did_you_mean
@@ -14,20 +15,35 @@ from diskmoe.engine.settings import did_you_mean
 Say = Callable[[str], None]
 
 INTRO = """\
-usage: diskmoe bench kernels [--json]            speed of each weight format against memory's
+usage: diskmoe bench ab --suite S --a ... --b ...  settings against settings, in turns
+       diskmoe bench report DIR                  a page of what such a comparison left in DIR
+       diskmoe bench roofline [MODEL]            how far from what memory and disk allow, and why
+       diskmoe bench kernels [--json]            speed of each weight format against memory's
        diskmoe bench disk MODEL|DIR [--json]     speed of the reader against plain blocking reads
        diskmoe bench synth --like SHAPE --out DIR  a model of random weights and true shape
        diskmoe bench decode MODEL --tokens N     decode and prompt speed with fixed token ids
        diskmoe bench replay TRACE                hits of each cache policy in a recorded routing
        diskmoe bench drafts [MODEL]              speed with no, so many, and planned drafts
+       diskmoe bench grammar                     masks beside XGrammar's and llguidance's
 
 'diskmoe bench COMMAND --help' lists the options of a command.
 """
-COMMANDS = ("kernels", "disk", "synth", "decode", "replay", "drafts")
+COMMANDS = (  # each is a file beside this one
+    "ab",
+    "report",
+    "roofline",
+    "kernels",
+    "disk",
+    "synth",
+    "decode",
+    "replay",
+    "drafts",
+    "grammar",
+)
 
 
 def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
-    """Benchmarks: kernels, the disk, synthetic models, decoding, recorded routings."""
+    """Benchmarks: A/B runs, kernels, the disk, synthetic models, decoding, recorded routings."""
     ours = words[: words.index("--")] if "--" in words else words
     wants_help = any(word in ("--help", "-h") for word in ours) or words[:1] == ["help"]
     command = words[0] if words else ""
@@ -42,18 +58,7 @@ def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
             f"there are {', '.join(COMMANDS)}"
         )
     rest = list(words[1:])
-    if command == "kernels":
-        from diskmoe.bench import kernels as chosen
-    elif command == "disk":
-        from diskmoe.bench import disk as chosen
-    elif command == "synth":
-        from diskmoe.bench import synth as chosen
-    elif command == "decode":
-        from diskmoe.bench import decode as chosen
-    elif command == "drafts":
-        from diskmoe.bench import drafts as chosen
-    else:
-        from diskmoe.bench import replay as chosen
+    chosen = import_module(f"diskmoe.bench.{command}")
     if wants_help:
         print(chosen.USAGE, end="")
         return 0

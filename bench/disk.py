@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from diskmoe.bench.model_files import drop_from_cache, expert_files, record_bytes
 from diskmoe.bench.words import understood
 from diskmoe.engine.errors import BadRequest, DiskFull, ReadFailed
 from diskmoe.engine.places import as_path
@@ -50,7 +51,6 @@ FLAGS = {
     "--mib": True,
 }
 SETTINGS = ("JSON", "DEBUG", "VERBOSE")
-QWEN3_RECORD = 2658304  # q4, 768 x 2048
 FEWEST_BLOCKS = 8
 FIO_FILES = 32  # as many as a command line takes easily
 
@@ -94,8 +94,8 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     rounds = line.whole("--rounds", 1, 1000, 7)
     mib = line.whole("--mib", 16, 1 << 20, 3072)
     with _files(place, mib << 20, say) as files:
-        block = block or _record_bytes(place)
-        run = _Run(files, block, seconds, rounds)
+        block = block or record_bytes(place)
+        run = Windows(files, block, seconds, rounds)
         say(f"disk      {run.total >> 20} MiB in {len(files)} file(s), reads of {block} bytes")
         say(f"disk      {run.way}")
         if not run.fio:
@@ -112,7 +112,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
 @contextmanager
 def _files(place: Path, nbytes: int, say: Say) -> Iterator[list[Path]]:
     """A model's weight files, or a file of random bytes that is gone afterwards."""
-    found = sorted(place.glob("experts-*.safetensors")) or sorted(place.glob("*.safetensors"))
+    found = expert_files(place)
     if found:
         yield found
         return
@@ -129,16 +129,10 @@ def _files(place: Path, nbytes: int, say: Say) -> Iterator[list[Path]]:
         yield [Path(file.name)]
 
 
-def _record_bytes(place: Path) -> int:
-    from diskmoe.experts.container import Container, is_container
-
-    return Container.open(place).record_layout.nbytes if is_container(place) else QWEN3_RECORD
-
-
-class _Run:
+class Windows:
     """Windows of each kind of reading, in turn."""
 
-    def __init__(self, files: list[Path], block: int, seconds: float, rounds: int) -> None:
+    def __init__(self, files: Sequence[Path], block: int, seconds: float, rounds: int) -> None:
         from diskmoe.experts.direct import direct_way, probe_direct
         from diskmoe.experts.disk import blocks_of
 
@@ -162,19 +156,35 @@ class _Run:
         }
         if self.fio:
             kinds["fio", True, 1] = partial(self._run_fio, self.fio)
-        for direct in (True, False) if self._direct else (False,):
-            for count in threads:
-                kinds["ours", direct, count] = partial(self._ours, count, direct)
-        speeds: dict[tuple[str, bool, int], list[float]] = {kind: [] for kind in kinds}
-        for _ in range(self._rounds):
-            for kind, window in kinds.items():
-                speeds[kind].append(window())
-        medians = {kind: statistics.median(found) for kind, found in speeds.items()}
+        medians = self._medians({**kinds, **self._our_kinds(threads)})
         base = medians["psync", self._direct, 1]
         return [
             Row(*kind, round(speed / 1e9, 3), round(speed / base, 2))
             for kind, speed in medians.items()
         ]
+
+    def ours(self, threads: Sequence[int]) -> dict[tuple[bool, int], float]:
+        """Our reader alone: bytes a second by (past the page cache, threads). Raises ReadFailed."""
+        medians = self._medians(self._our_kinds(threads))
+        return {(direct, count): speed for (_, direct, count), speed in medians.items()}
+
+    def _our_kinds(
+        self, threads: Sequence[int]
+    ) -> dict[tuple[str, bool, int], Callable[[], float]]:
+        return {
+            ("ours", direct, count): partial(self._ours, count, direct)
+            for direct in ((True, False) if self._direct else (False,))
+            for count in threads
+        }
+
+    def _medians(
+        self, kinds: Mapping[tuple[str, bool, int], Callable[[], float]]
+    ) -> dict[tuple[str, bool, int], float]:
+        speeds: dict[tuple[str, bool, int], list[float]] = {kind: [] for kind in kinds}
+        for _ in range(self._rounds):
+            for kind, window in kinds.items():
+                speeds[kind].append(window())
+        return {kind: statistics.median(found) for kind, found in speeds.items()}
 
     def _ours(self, threads: int, direct: bool) -> float:
         """Bytes a second of the reader that runs use."""
@@ -231,7 +241,4 @@ class _Run:
         return iter(random.sample(self._blocks, len(self._blocks)))
 
     def _empty_cache(self) -> None:
-        if hasattr(os, "posix_fadvise"):
-            for path in self._files:
-                with path.open("rb") as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_from_cache(self._files)

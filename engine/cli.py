@@ -29,6 +29,7 @@ from diskmoe.engine.settings import PREFIX, SETTINGS
 INTRO = """\
 usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
        diskmoe chat [MODEL] [CAP]     a conversation: answers as they come, /help lists commands
+       diskmoe serve [MODEL] [CAP]    OpenAI's endpoints at http://127.0.0.1:8080/v1
        diskmoe convert SRC OUT [--experts FORMAT] [--dense FORMAT]
                                       SRC: a directory or a GGUF; default: q4, q8
        diskmoe inspect MODEL [--json] what it is: family, shapes, formats, bytes, text files
@@ -60,6 +61,7 @@ GROUPS = (
     ("memory", "memory"),
     ("speed", "speed (never changes a token)"),
     ("drafts", "drafts"),
+    ("serve", "serve"),
     ("output", "output"),
 )
 
@@ -150,6 +152,8 @@ def _dispatch(words: list[str], env: Mapping[str, str], out: _Out) -> int:
     rest = words[1:] if words and words[0] in COMMANDS else words
     if command == "chat":
         return chat_command(rest, env, out)
+    if command == "serve":
+        return serve_command(rest, env, out)
     if command == "convert":
         return convert_command(rest, env, out)
     if command == "inspect":
@@ -215,6 +219,13 @@ def chat_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int
 
     values, _, notes = run_settings(words, env, text_positional="MODEL")
     return chat(values, notes, out.say, out.text)
+
+
+def serve_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:
+    from diskmoe.engine.server.serve import serve
+
+    values, _, notes = run_settings(words, env, text_positional="MODEL")
+    return serve(values, notes, out.say)
 
 
 def plan_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:

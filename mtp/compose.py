@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diskmoe.mtp.acceptance import Acceptance
 from diskmoe.mtp.costs import OUTLIER
@@ -43,11 +43,22 @@ class Account:
     accepted: int = 0
     pauses: int = 0  # times that the guard switched the source off
     off: bool = False  # at the end: by the guard, or since the source has given up
+    # of the first, second, ... draft that the source had in a forward: judged, accepted
+    by_position: list[list[int]] = field(default_factory=list)
 
     @property
     def acceptance(self) -> float | None:
         """accepted / judged; None when nothing was judged."""
         return self.accepted / self.judged if self.judged else None
+
+    def judge(self, place: int, right: bool) -> None:
+        """A draft was judged; place: how many drafts of the source stood before it."""
+        self.judged += 1
+        self.accepted += right
+        while len(self.by_position) <= place:
+            self.by_position.append([0, 0])
+        self.by_position[place][0] += 1
+        self.by_position[place][1] += right
 
 
 class _Entry:
@@ -96,11 +107,14 @@ class Composer:
         guard: bool = True,
         say: Callable[[str], None] = lambda line: None,
         known: dict[str, Acceptance] | None = None,
+        fits: Callable[[Sequence[int]], bool] = lambda chain: True,
     ) -> None:
         """forced: sources of near-certain spans; others: of guesses, of which the best is taken.
         most: drafts of a forward. guard: whether sources that are mostly wrong go off. say: gets
         one line when one does. known: how often models that draft were right in other texts, by
-        their name; it is added to. What is looked up is another matter in each text."""
+        their name; it is added to. What is looked up is another matter in each text. fits: whether
+        the text may go on by a chain at all, where a grammar is enforced: a draft that it forbids
+        is none."""
         known = {} if known is None else known
         self._forced = [_Entry(source) for source in forced]
         self._others = [_Entry(source) for source in others]
@@ -113,6 +127,7 @@ class Composer:
         self.planner = planner or Planner()
         self._guard = guard
         self._say = say
+        self._fits = fits
         self._chain: list[_Link] = []  # as worked out; what follows the submitted ones is watched
         self._submitted = 0
         self._at = 0  # drafts of the chain that were right by now
@@ -207,17 +222,19 @@ class Composer:
         return min(room, entry.guard.allowed(room + said) - said)
 
     def _links(self, entry: _Entry, room: int) -> list[_Link]:
-        """What a source says behind the chain, up to the first that is no id of the model and for as
-        long as the next may be of use."""
+        """What a source says behind the chain, up to the first that is no id of the model or is
+        forbidden, and for as long as the next may be of use."""
         room, said = self._allowed(entry, room), self._said(entry)
         found: list[_Link] = []
         if room <= 0:
             return found
         chances, reach = self._chances, math.prod(self._chances)
         began = time.perf_counter()
-        with closing(entry.source.drafts([link.draft.token for link in self._chain])) as drafts:
+        chain = [link.draft.token for link in self._chain]
+        with closing(entry.source.drafts(list(chain))) as drafts:
             for draft in drafts:
-                if not 0 <= draft.token < self._vocab_size:
+                chain.append(draft.token)
+                if not (0 <= draft.token < self._vocab_size and self._fits(chain)):
                     break
                 place = said + len(found)
                 link = _Link(entry, draft, place, entry.acceptance.chance(place, draft.grade))
@@ -256,7 +273,7 @@ class Composer:
             right = link.draft.token == token
             link.entry.acceptance.judged(link.place, link.draft.grade, right)
             if self._at < self._submitted:
-                self._judge(link.entry, right)
+                self._judge(link, right)
                 accepted = right
             if right:
                 self._at += 1
@@ -269,10 +286,9 @@ class Composer:
             self._note(entry)
         return accepted
 
-    def _judge(self, entry: _Entry, right: bool) -> None:
-        account = entry.account
-        account.judged += 1
-        account.accepted += right
+    def _judge(self, link: _Link, right: bool) -> None:
+        entry = link.entry
+        entry.account.judge(link.place, right)
         self.planner.judged(self._at, right)
         if self._guard and entry.guard.judged(right):
             self._say(
