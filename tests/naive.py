@@ -290,6 +290,12 @@ def largest_of_blocks(
     return (int(taken.argmax()) if mask.any() else -1), maxima
 
 
+def share_of(logits: Floats, allowed: npt.NDArray[np.uint64], token: int) -> float:
+    """The probability of a token among those that may be taken."""
+    taken = logits[mask_of(allowed, len(logits))].astype(np.float64)
+    return float(1 / np.exp(taken - logits[token]).sum())
+
+
 def weights(logits: Floats, largest: float, temperature: float) -> Doubles:
     """e**((logit - largest) / temperature)."""
     with np.errstate(over="ignore"):
