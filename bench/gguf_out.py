@@ -26,6 +26,9 @@ from diskmoe.experts.formats import FORMATS, round_to_bf16
 _TYPES = {
     "q4": gguf.GGMLQuantizationType.Q4_0,
     "q4g64": gguf.GGMLQuantizationType.Q4_0,  # two groups of 32 with one scale
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
+    "q4_1": gguf.GGMLQuantizationType.Q4_1,
+    "int4": gguf.GGMLQuantizationType.Q4_0,  # scales of 8 bits: bf16 has them, and f16
     "mxfp4": gguf.GGMLQuantizationType.MXFP4,
     "q8": gguf.GGMLQuantizationType.Q8_0,
     "bf16": gguf.GGMLQuantizationType.BF16,
@@ -50,6 +53,8 @@ def ggml_bytes(block: Block) -> npt.NDArray[np.uint8]:
         if block.format == "mxfp4":
             codes, exponents = block.codes()
             unsigned, scales = codes.reshape(quants.shape), exponents[:, :, None]
+        if block.minima is not None:
+            scales = np.concatenate([scales, block.minima[:, :, None].view(np.uint8)], axis=2)
         quants = unsigned[..., :16] | (unsigned[..., 16:] << np.uint8(4))
     return np.concatenate([scales, quants], axis=2).reshape(-1)
 

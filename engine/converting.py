@@ -11,7 +11,13 @@ from pathlib import Path
 
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.errors import BadModel
-from diskmoe.engine.gguf_source import best_expert_format, describe_types, is_gguf, open_gguf
+from diskmoe.engine.gguf_source import (
+    best_expert_format,
+    describe_types,
+    is_gguf,
+    open_gguf,
+    what_keeping_costs,
+)
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.budget import auto_budget, available_memory, shown_bytes
@@ -19,11 +25,12 @@ from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.export import export_checkpoint
-from diskmoe.experts.facts import Facts
 from diskmoe.experts.fidelity import deviations
 from diskmoe.experts.forecast import Forecast, forecast
+from diskmoe.experts.formats import expert_formats
 from diskmoe.experts.gguf_in import GgufCheckpoint
 from diskmoe.experts.manifest import Manifest
+from diskmoe.experts.records import chosen_expert_format
 
 Say = Callable[[str], None]
 LINES_EVERY_SECONDS = 2.0
@@ -42,8 +49,8 @@ def convert_model(
     """Converts a Hugging Face directory or a GGUF: the plan first, progress on the way, and at the
     end how far the numbers are from those of the source.
 
-    A format of None keeps the checkpoint's own precision. Experts "auto": q4, or as they are where
-    the model was trained in four bits; a GGUF's of eight bits keep them.
+    A format of None keeps the checkpoint's own precision; q4 keeps four bits that weights are in
+    already. Experts "auto": q4, or q8 where a GGUF has eight bits.
 
     Raises:
         BadModel, BadOutput, DiskFull, WriteFailed: one line each; see ``diskmoe.experts.convert``.
@@ -63,16 +70,19 @@ def convert_model(
     if experts == "auto" and isinstance(checkpoint, GgufCheckpoint):
         experts = best_expert_format(checkpoint, plan)
     elif experts == "auto":
-        experts = None if config.quantisation == "mxfp4" else "q4"
+        experts = "q4"
     manifest = Manifest(checkpoint, plan, experts, dense)
     budget = int(ram_gb * 2**30) if ram_gb else auto_budget(available_memory())[0]
     there = next(place for place in (out, *out.absolute().parents) if place.is_dir())
     needs = forecast(checkpoint, plan, manifest, threads or usable_cores()[0], budget, there)
-    for line in plan_lines(config, manifest, needs, there, kept=experts is None):
+    kept = manifest.facts.expert_format == chosen_expert_format(checkpoint, plan, None)
+    for line in plan_lines(config, manifest, needs, there, kept):
         say(line)
     if isinstance(checkpoint, GgufCheckpoint):
-        told = describe_types(checkpoint, plan, experts, dense)
+        told = describe_types(checkpoint, manifest)
         say(f"blocks    {told}" if told else "blocks    none: all of the file is in floats")
+        if experts is None and (costs := what_keeping_costs(checkpoint, manifest)):
+            say(f"note      {costs}")
     try:
         tell, check = progress_lines(say, "convert"), progress_lines(say, "verify")
         done = convert(checkpoint, plan, out, experts, dense, tell, needs.threads, check, made)
@@ -114,21 +124,24 @@ def plan_lines(
         + _shown_speeds(needs),
     ]
     if config.quantisation is not None:
-        lines.append(f"codes     {config.quantisation}: {_fate(config.quantisation, facts)}")
+        formats = dict.fromkeys(expert_formats(facts.expert_format))
+        fates = ", ".join(_fate(config.quantisation, fmt) for fmt in formats)
+        lines.append(f"codes     {config.quantisation}: {fates}")
     return lines
 
 
-def _fate(coding: str, facts: Facts) -> str:
+def _fate(coding: str, fmt: str) -> str:
     """What becomes of a checkpoint's codes in experts."""
     fates = {
-        ("fp8", "fp8"): "kept",
-        ("mxfp4", "mxfp4"): "kept",
-        ("int4", "q8"): "kept exactly, in twice the bytes",
+        ("fp8", "fp8"): "kept bit for bit",
+        ("mxfp4", "mxfp4"): "kept bit for bit",
+        ("int4", "int4"): "kept bit for bit",
+        ("int4", "q4_0"): "kept bit for bit",
+        ("int4", "q8"): "kept exactly where f16 has their scales, in twice the bytes",
         ("int4", "q4"): "kept, their steps rounded to 8 bits",
     }
-    exact = facts.expert_format == "f32"
-    anew = "dequantised exactly" + ("" if exact else ", then rounded once")
-    return fates.get((coding, facts.expert_format), anew)
+    anew = "dequantised exactly" + ("" if fmt == "f32" else ", then rounded once")
+    return fates.get((coding, fmt), anew)
 
 
 def _shown_speeds(needs: Forecast) -> str:

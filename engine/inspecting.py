@@ -22,7 +22,7 @@ from diskmoe.experts.budget import shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.gguf_in import GgufCheckpoint
-from diskmoe.experts.records import own_expert_format
+from diskmoe.experts.records import chosen_expert_format
 from diskmoe.experts.stored import experts_of
 
 
@@ -230,7 +230,7 @@ def _checkpoint(checkpoint: Checkpoint, config: ModelConfig, plan: TensorPlan) -
     return Stored(
         kind="gguf" if isinstance(checkpoint, GgufCheckpoint) else "checkpoint",
         types=checkpoint.types,
-        expert_format=own_expert_format(checkpoint, plan),
+        expert_format=chosen_expert_format(checkpoint, plan, None),
         dense_formats=matrix_formats(checkpoint, config),
         total_bytes=sum(checkpoint.types.values()),
         expert_bytes=max(each, default=0),  # a model that drafts may have none

@@ -42,11 +42,12 @@ def matmul_quantised(
     scales: npt.NDArray[Any],
     zeros: npt.NDArray[np.uint8] | None = None,
     row_scales: Floats | None = None,
+    minima: npt.NDArray[np.float16] | None = None,
 ) -> Floats:
     """x (n, cols), weights as formats.quantise gives them -> (n, rows).
 
     The group sums are exact, the scale products, the running sum and its product by the row's
-    scale are rounded to f32.
+    scale are rounded to f32. A group's minima come behind its other weights.
     """
     rows, groups = scales.shape
     w = values.astype(np.int32).reshape(rows, groups, -1)
@@ -58,6 +59,9 @@ def matmul_quantised(
     for g in range(groups):
         dots = q[:, g] @ w[:, g].T
         total = fma(dots, x_scales[:, g, None] * w_scales[None, :, g], total)
+        if minima is not None:
+            of_group = minima[None, :, g].astype(np.float32)
+            total = fma(q[:, g].sum(axis=1)[:, None], x_scales[:, g, None] * of_group, total)
     return total if row_scales is None else total * row_scales
 
 
@@ -300,6 +304,12 @@ def largest_of_blocks(
     if not np.isfinite(logits[mask]).all():
         return -2, maxima
     return (int(taken.argmax()) if mask.any() else -1), maxima
+
+
+def share_of(logits: Floats, allowed: npt.NDArray[np.uint64], token: int) -> float:
+    """The probability of a token among those that may be taken."""
+    taken = logits[mask_of(allowed, len(logits))].astype(np.float64)
+    return float(1 / np.exp(taken - logits[token]).sum())
 
 
 def weights(logits: Floats, largest: float, temperature: float) -> Doubles:

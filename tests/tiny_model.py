@@ -311,7 +311,7 @@ def _nearest_e4m3(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
 
 
 def with_int4(
-    config: dict[str, Any], tensors: Tensors, scale_bits: int = 8
+    config: dict[str, Any], tensors: Tensors, group: int = 32, scale_bits: int = 8
 ) -> tuple[dict[str, Any], Stored, Tensors]:
     """A model with its experts in packed int4: (config, what is stored, what it stands for).
 
@@ -322,7 +322,7 @@ def with_int4(
     for name, weights in tensors.items():
         if ".experts." not in name:
             continue
-        groups = weights.reshape(len(weights), -1, 32)
+        groups = weights.reshape(len(weights), -1, group)
         fractions, exponents = np.frexp(np.abs(groups).max(axis=2) / 7.5)
         fractions = np.rint(fractions * 2**scale_bits) / 2**scale_bits
         scales = np.ldexp(fractions, exponents).astype(np.float32)
@@ -334,11 +334,11 @@ def with_int4(
         stored[name + "_packed"], stored[name + "_scale"] = pairs.view(np.int32), scales
         stored[name + "_shape"] = np.array(weights.shape, np.int32)
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
-    group = {"weights": {**weights, "group_size": 32}, "targets": ["Linear"]}
+    of_all = {"weights": {**weights, "group_size": group}, "targets": ["Linear"]}
     method = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
     plain = ["lm_head", "re:.*self_attn.*", "re:.*gate$", "re:.*shared.*"]
     plain += [f"re:.*layers.{layer}.mlp.[^e].*" for layer in range(config["num_hidden_layers"])]
-    method |= {"config_groups": {"group_0": group}, "ignore": plain}
+    method |= {"config_groups": {"group_0": of_all}, "ignore": plain}
     return config | {"quantization_config": method}, stored, exact
 
 

@@ -35,7 +35,7 @@ def held(weights: Floats, fmt: str) -> Floats:
         return weights
     if fmt == "bf16":
         return widen_bf16(round_to_bf16(weights))
-    values, scales, zeros, row_scales = quantise(weights, fmt)
+    values, scales, zeros, row_scales, _ = quantise(weights, fmt)
     rows, groups = scales.shape
     numbers = values.reshape(rows, groups, 32).astype(np.float32)
     steps = scales.astype(np.float32)

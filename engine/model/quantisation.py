@@ -10,20 +10,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from diskmoe.experts.errors import BadModel
+from diskmoe.experts.formats import GROUP
 
 SUPPORTED = (
     "supported are fp8 with factors for blocks of 128 x 128, rows or whole tensors, mxfp4 experts of"
-    " gpt_oss, and compressed-tensors pack-quantized int4, symmetric, in groups of 32"
+    " gpt_oss, and compressed-tensors pack-quantized int4, symmetric, in groups of a multiple of 32"
+    " columns or a row"
 )
 _BLOCK = [128, 128]
-_INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
-_INT4 |= {"actorder": None}
+_INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "actorder": None}
 _FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
-_STRATEGIES = ("tensor", "channel", "block")
-# formats of compressed-tensors: what we call them, and what their weights must say
-_FORMATS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "pack-quantized": ("int4", _INT4),
-    "float-quantized": ("fp8", _FP8),
+# formats of compressed-tensors: what we call them, what their weights must say, and what may have a
+# factor in common
+_FORMATS: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...]]] = {
+    "pack-quantized": ("int4", _INT4, ("group", "channel")),
+    "float-quantized": ("fp8", _FP8, ("tensor", "channel", "block")),
 }
 
 
@@ -51,10 +52,10 @@ def quantisation_of(config: Mapping[str, Any], fused_experts: bool, where: str) 
 
 def _compressed(found: Mapping[str, Any], where: str) -> str:
     method = "compressed-tensors"
-    name = found.get("format")
-    coding, expected = _FORMATS.get(str(name), (None, {}))
-    if coding is None:
-        raise BadModel(f"{where}: {method} with format {str(name)[:40]}; {SUPPORTED}")
+    name = str(found.get("format"))
+    if name not in _FORMATS:
+        raise BadModel(f"{where}: {method} with format {name[:40]}; {SUPPORTED}")
+    coding, expected, strategies = _FORMATS[name]
     groups = found.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise BadModel(f"{where}: {method} without config_groups; {SUPPORTED}")
@@ -62,25 +63,26 @@ def _compressed(found: Mapping[str, Any], where: str) -> str:
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if not isinstance(weights, Mapping):
             raise BadModel(f"{where}: a config_group of {method} has no weights; {SUPPORTED}")
-        _expect(group, {"format": None if group.get("format") is None else name}, method, where)
+        if group.get("format") is not None:
+            _expect(group, {"format": name}, method, where)
         _expect(weights, expected, method, where)
-        if coding == "fp8":
-            strategy = weights.get("strategy")
-            if strategy not in _STRATEGIES:
-                allowed = " or ".join(_STRATEGIES)
-                raise BadModel(
-                    f"{where}: {method} with strategy {str(strategy)[:40]}, allowed: {allowed};"
-                    f" {SUPPORTED}"
-                )
-            if strategy == "block":
-                _expect(weights, {"block_structure": _BLOCK}, method, where)
+        strategy, size = weights.get("strategy"), weights.get("group_size")
+        if strategy not in strategies:
+            raise _wrong("strategy", strategy, " or ".join(strategies), method, where)
+        if strategy == "block":
+            _expect(weights, {"block_structure": _BLOCK}, method, where)
+        if strategy == "group" and (type(size) is not int or size < GROUP or size % GROUP):
+            raise _wrong("group_size", size, f"a multiple of {GROUP}", method, where)
     return coding
 
 
 def _expect(found: Mapping[str, Any], values: Mapping[str, Any], method: str, where: str) -> None:
     for key, value in values.items():
         if found.get(key) != value:
-            raise BadModel(
-                f"{where}: {method} with {key} {str(found.get(key))[:40]}, allowed: {value};"
-                f" {SUPPORTED}"
-            )
+            raise _wrong(key, found.get(key), str(value), method, where)
+
+
+def _wrong(key: str, found: object, allowed: str, method: str, where: str) -> BadModel:
+    return BadModel(
+        f"{where}: {method} with {key} {str(found)[:40]}, allowed: {allowed}; {SUPPORTED}"
+    )

@@ -309,7 +309,7 @@ def _matrix_layout(
                 f" config.json asks for {tensor.shape[0]} x {tensor.shape[1]}: convert again"
             )
         return layout
-    fmt = dense_format or source.own_format(tensor.name)
+    fmt = source.format_for(tensor.name, dense_format)
     return matrix_layout(mtp_format(fmt) if tensor.mtp else fmt, *tensor.shape)
 
 

@@ -16,7 +16,7 @@ from diskmoe.bench.gguf_out import GgufFile
 from diskmoe.bench.model import Synthetic
 from diskmoe.bench.routing import RESERVED
 from diskmoe.bench.shapes import SHAPES, Shape
-from diskmoe.bench.weights import RandomWeights, writable_formats
+from diskmoe.bench.weights import WRITABLE, RandomWeights
 from diskmoe.bench.writing import _refuse_full_disks, write_model
 from diskmoe.engine.cli import main
 from diskmoe.engine.errors import BadOutput, BadRequest, DiskFull, DiskMoeError, WriteFailed
@@ -101,14 +101,14 @@ def test_the_gguf_has_a_token_for_every_id(written: tuple[Synthetic, Path, Path]
     assert len(tokens) == len(set(tokens)) == written[0].config.vocab
 
 
-@pytest.mark.parametrize("fmt", writable_formats())
+@pytest.mark.parametrize("fmt", WRITABLE)
 def test_a_block_is_packed_as_the_weights_it_says(fmt: str) -> None:
     block = RandomWeights(3).block("x", fmt, 32, 128)
     layout = matrix_layout(fmt, 32, 128)
     assert np.array_equal(unpack(block.packed(layout), layout), block.f32())
 
 
-@pytest.mark.parametrize("fmt", writable_formats())
+@pytest.mark.parametrize("fmt", WRITABLE)
 def test_weights_have_zero_mean_and_the_size_that_was_asked_for(fmt: str) -> None:
     weights = RandomWeights(0).block("x", fmt, 512, 1024, size=1.0).f32() * 1024**0.5
     assert abs(weights.mean()) < 0.01

@@ -52,8 +52,10 @@ def test_the_errors_of_a_conversion_are_said_by_kind(tmp_path, repo_root, capsys
         (with_fp8, "keep", "as they are in fp8 (", "fp8: kept", "exact"),
         (with_fp8, "f32", "in f32 (", "fp8: dequantised exactly", "exact"),
         (with_fp8, "q4", "in q4 (", "fp8: dequantised exactly, then rounded once", "[67].* %"),
-        (with_int4, "keep", "as they are in q8 (", "int4: kept exactly", "exact"),
-        (with_int4, "q4", "in q4 (", "int4: kept, their steps rounded to 8 bits", "0.* %"),
+        (with_int4, "keep", "as they are in int4 (", "int4: kept bit for bit", "exact"),
+        (with_int4, "q4", "as they are in int4 (", "int4: kept bit for bit", "exact"),
+        (with_int4, "q8", "in q8 (", "int4: kept exactly where f16 has their scales", "exact"),
+        (with_int4, "q4g64", "in q4g64 (", "int4: dequantised exactly, then", "[4-9].* %"),
     ],
 )
 def test_what_becomes_of_codes_is_said_and_measured(

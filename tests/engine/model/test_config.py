@@ -614,6 +614,8 @@ def float8(strategy: str, **changes: Any) -> dict[str, Any]:
         ("qwen3_moe", float8("channel"), "fp8"),
         ("qwen3_moe", float8("block", block_structure=[128, 128]), "fp8"),
         ("glm4_moe", int4(), "int4"),
+        ("glm4_moe", int4(group_size=128), "int4"),
+        ("glm4_moe", int4(strategy="channel", group_size=None), "int4"),
     ],
 )
 def test_the_way_weights_are_quantised_is_read(family, changes, method):
@@ -633,7 +635,10 @@ def test_the_way_weights_are_quantised_is_read(family, changes, method):
         (float8("channel", num_bits=4), "num_bits 4"),
         (quantised("compressed-tensors", format="nvfp4-pack-quantized"), "nvfp4-pack-quantized"),
         (quantised("compressed-tensors", format="pack-quantized"), "without config_groups"),
-        (int4(group_size=128), "group_size 128"),
+        (int4(group_size=48), "group_size 48, allowed: a multiple of 32"),
+        (int4(group_size=True), "group_size True"),
+        (int4(group_size=-32), "group_size -32"),
+        (int4(strategy="tensor"), "strategy tensor"),
         (int4(symmetric=False), "symmetric False"),
         (int4(actorder="group"), "actorder group"),
         (int4(num_bits=8), "num_bits 8"),
