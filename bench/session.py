@@ -33,10 +33,12 @@ from diskmoe.bench.results import (
 )
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.places import as_path
+from diskmoe.experts.lockfile import locked
 
 Say = Callable[[str], None]
 TRACE_FILE = "trace.csv"
 USAGE_FOLDER = "usage"
+LOCK_NAME = "bench.lock"
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,11 @@ class Session:
 
         Raises:
             BadRequest: the directory holds another experiment; the machine is busy, and `strict`.
+            BadOutput: another process is at work in the directory.
+            BadResults: what is there cannot be used, or nothing can be written.
             RunFailed: an arm does not run.
         """
+        _claim(folder, stack)
         earlier = Results.open(folder) if (folder / EXPERIMENT_FILE).exists() else None
         machine = machine_of(plan.model)
         say(f"machine   {machine_line(machine)}")
@@ -282,14 +287,23 @@ def _all_files(plan: Plan) -> list[Path]:
     return [path for text in dict.fromkeys(texts) for path in weight_files(as_path(text))]
 
 
-def _freeze(usage: Path | None, folder: Path) -> None:
-    """The usage history as it is now, kept for all runs. BadResults when it cannot be."""
+def _claim(folder: Path, stack: ExitStack) -> None:
+    """Makes the directory if need be; no other process works in it as long as `stack` is open."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if usage is not None and usage.is_dir():
-            shutil.copytree(usage, folder / USAGE_FOLDER, dirs_exist_ok=True)
+        stack.enter_context(locked(folder, folder, LOCK_NAME))
+    except OSError as error:
+        raise BadResults(f"{folder}: cannot be written ({error.strerror or error})") from None
+
+
+def _freeze(usage: Path | None, folder: Path) -> None:
+    """The usage history as it is now, kept for all runs. BadResults when it cannot be."""
+    if usage is None or not usage.is_dir():
+        return
+    try:
+        shutil.copytree(usage, folder / USAGE_FOLDER, dirs_exist_ok=True)
     except (OSError, shutil.Error) as error:
-        raise BadResults(f"{folder}: cannot be written ({str(error)[:200]})") from None
+        raise BadResults(f"{folder}: no copy of {usage} ({str(error)[:200]})") from None
 
 
 def _left(seconds: float) -> str:
