@@ -17,7 +17,7 @@ from diskmoe.bench.arms import Laptop, Settings, flags_of, shown_settings
 from diskmoe.bench.laptop import Box, limits
 from diskmoe.bench.launch import ENGINE, Ended, Launcher, figures_of, rest_of
 from diskmoe.bench.machine import BUSY, machine_line, machine_of
-from diskmoe.bench.model_files import model_id, weight_files
+from diskmoe.bench.model_files import can_drop, model_id, weight_files
 from diskmoe.bench.results import (
     EXPERIMENT_FILE,
     VERSION,
@@ -96,6 +96,11 @@ class Session:
             say(f"note      busy machine: {busy}; intervals will be wide")
         box, limited, common = _boxed(plan, stack, say)
         plan = replace(plan, common=common)
+        if plan.cache == "dropped" and not can_drop():
+            plan = replace(plan, cache="as found")
+            say(
+                "note      this system has no way to empty the page cache of a file: it is left alone"
+            )
         experiment = _experiment(plan, machine, limited)
         launcher = Launcher(box, folder / USAGE_FOLDER, _all_files(plan), plan.cache)
         if earlier is None:
@@ -282,9 +287,13 @@ def _short(value: object, other: object) -> str:
 
 def _all_files(plan: Plan) -> list[Path]:
     """The weights of every model that some run has."""
-    texts = [plan.common["MODEL"], *(arm["MODEL"] for arm in plan.arms.values() if "MODEL" in arm)]
-    texts += [rung["MODEL"] for rung in plan.rungs if "MODEL" in rung]
-    return [path for text in dict.fromkeys(texts) for path in weight_files(as_path(text))]
+    places = {
+        settings[name]: None
+        for settings in (plan.common, *plan.arms.values(), *plan.rungs)
+        for name in ("MODEL", "DRAFT_MODEL")
+        if name in settings
+    }
+    return [path for text in places for path in weight_files(as_path(text))]
 
 
 def _claim(folder: Path, stack: ExitStack) -> None:

@@ -347,6 +347,20 @@ def test_a_directory_that_cannot_be_one_is_refused(
     assert f"error: {tmp_path / 'bench.json'}: version is missing" in capsys.readouterr().err
 
 
+def test_a_page_cache_that_cannot_be_emptied_is_not_said_to_be(
+    model: Path,
+    prompts: Path,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(session, "can_drop", lambda: False)
+    assert main(words(model, prompts, "--out", str(tmp_path))) == 0
+    assert Results.open(tmp_path).experiment.cache == "as found"
+    assert "no way to empty the page cache" in capsys.readouterr().err
+
+
 def test_two_processes_do_not_work_in_one_directory(
     model: Path, prompts: Path, engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
