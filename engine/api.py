@@ -402,6 +402,10 @@ class Model:
         noted = [] if observed is None else observed.logprobs
         return Run(_of_text(tokens, text, give_back), stream, stats, noted)
 
+    def forget(self) -> None:
+        """Texts to come go on from nothing that earlier ones have left."""
+        self._lanes.forget()
+
     def _cache_state(self) -> str:
         """``warm`` when the hot store or the page cache already holds experts.
 

@@ -254,8 +254,11 @@ class Llama:
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of a text. special: names of special tokens in it are these tokens."""
-        tokenizer = self._tokenizer
-        ids = tokenizer.encode(text.decode("utf-8", "replace"), special=False, names=special)
+        tokenizer, found = self._tokenizer, text.decode("utf-8", "replace")
+        named = [name for name in tokenizer.special_text.values() if name in found]
+        if named and not special:
+            raise BadRequest(f"the text holds {named[0]!r}, which is a token: pass special=True")
+        ids = tokenizer.encode(found)
         return [*tokenizer.prefix_ids, *ids] if add_bos else ids
 
     def detokenize(
@@ -444,5 +447,3 @@ def _compact(arguments: str) -> str:
         return json.dumps(json.loads(arguments), ensure_ascii=False)
     except ValueError:
         return arguments
-
-
