@@ -76,6 +76,8 @@ def test_container_and_gguf_hold_the_same_weights_to_the_bit(
         ("qwen3-30b-a3b", "qwen3moe", "bf16", "f32"),
         ("gpt-oss-20b", "gpt-oss", "mxfp4", "q8"),
         ("gpt-oss-20b", "gpt-oss", "q4", "bf16"),
+        ("olmoe", "olmoe", "q4_1", "q8"),
+        ("olmoe", "olmoe", "int4", "q8"),
     ],
 )
 def test_so_do_other_families_and_formats(

@@ -304,6 +304,15 @@ def test_gate_and_up_in_blocks_are_kept_beside_another_down(tmp_path):
     assert "Q4_0 bit for bit in q4_0; Q5_1 dequantised, then quantised once to q4" in said
 
 
+def test_eight_bits_stay_eight_beside_four(tmp_path):
+    types = {"blk.0.ffn_down_exps": "Q8_0", "_exps.weight": "Q4_0"}
+    path, told = rewrite(golden_gguf("olmoe"), tmp_path / "m.gguf", types=types), []
+    convert_model(path, tmp_path / "out", "auto", "q8", told.append)
+    assert Container.open(tmp_path / "out").expert_format == "q4_0+q8"
+    said = next(line for line in told if line.startswith("blocks"))
+    assert "Q4_0 bit for bit in q8 and q4_0; Q8_0 bit for bit in q8" in said
+
+
 def test_what_keeping_takes_is_said_where_no_smaller_format_has_the_numbers(tmp_path):
     told: list[str] = []
     convert_model(quantised(tmp_path, "Q5_1"), tmp_path / "out", None, "q8", told.append)
