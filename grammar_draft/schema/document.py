@@ -87,7 +87,10 @@ class Document:
         """
         if not isinstance(reference, str):
             raise self.error(place, f"$ref is {shown(reference)}, not a text")
-        address, fragment = urldefrag(urljoin(place.base, reference))
+        if reference.startswith("#"):  # whatever the scheme of the base is
+            address, fragment = place.base, reference[1:]
+        else:
+            address, fragment = urldefrag(urljoin(place.base, reference))
         root = self._resources.get(address)
         if root is None:
             raise self.error(
