@@ -160,7 +160,7 @@ def _joined(pairs: list[tuple[int, int]]) -> Ranges:
 def sweep(edges: Iterable[tuple[Ranges, int]]) -> list[tuple[tuple[int, ...], Ranges]]:
     """Overlapping edges as disjoint ones: (the targets of all that a character may take, sorted;
     the characters)."""
-    edges = list(edges)
+    edges = [edge for edge in edges if edge[0]]
     if len(edges) == 1:
         return [((edges[0][1],), edges[0][0])]
     events: list[tuple[int, int, int]] = []

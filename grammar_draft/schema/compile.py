@@ -82,7 +82,11 @@ class Compiler:
         root = self.rule(self.keywords.node(self.document.root))
         while self._queue:
             node = self._queue.pop()
-            self.made.define(self._rules[node], self._alternatives(node))
+            try:
+                self.made.define(self._rules[node], self._alternatives(node))
+            except TooLarge as error:
+                place = self.keywords.places[node[0][0]]
+                raise self.document.error(place, f"this schema is too large: {error}") from None
         grammar = self.made.grammar
         grammar.root = root.rule
         if not grammar.ends[grammar.root]:
@@ -130,21 +134,17 @@ class Compiler:
         words: dict[str, None] = {}
         found: dict[Alternative, None] = {}
         for facts in self.ways(node):
-            try:
-                if facts.values is not None:
-                    for value in facts.values:
-                        if isinstance(value, list | dict):
-                            found[self.made.constant(value)] = None
-                        else:
-                            words[spelled(value)] = None
-                    continue
-                if facts.types == ALL and not facts.excluded and not any(map(facts.rest_of, TYPES)):
-                    return [(self.made.shared("value"),)]
-                for kind in kinds(facts):
-                    self._of_type(kind, facts, label, words, found)
-            except TooLarge as error:
-                place = self.keywords.places[node[0][0]]
-                raise self.document.error(place, f"this schema is too large: {error}") from None
+            if facts.values is not None:
+                for value in facts.values:
+                    if isinstance(value, list | dict):
+                        found[self.made.constant(value)] = None
+                    else:
+                        words[spelled(value)] = None
+                continue
+            if facts.types == ALL and not facts.excluded and not any(map(facts.rest_of, TYPES)):
+                return [(self.made.shared("value"),)]
+            for kind in kinds(facts):
+                self._of_type(kind, facts, label, words, found)
         listed = trie(self.made, [(text.encode(), ()) for text in words], label)
         return [*listed, *found]
 

@@ -296,6 +296,10 @@ def test_remarks_and_extensions_are_no_keywords() -> None:
         ({"required": "a"}, "required is 'a'"),
         ({"const": b"x"}, "holds b'x', which is no JSON"),
         ({"multipleOf": 0}, "multipleOf is 0"),
+        ({"uniqueItems": 1}, "uniqueItems is 1, not true or false"),
+        ({"type": "string", "pattern": "^[]$"}, "nothing can satisfy this schema"),
+        ({"const": 10**5000}, "a number of over 10000 bits"),
+        ({"$id": "http://a/", "$ref": "http://["}, "$ref 'http://['"),
         (3, "a schema is an object, this is 3"),
     ],
 )  # fmt: skip
@@ -332,6 +336,8 @@ def nested(depth: int, around: str, within: Any) -> Any:
         ({"properties": {f"k{i}": {} for i in range(5000)}}, "too large"),
         ({"patternProperties": {f"a{i}": {"minimum": i} for i in range(14)}}, "too large"),
         ({"type": "string", "pattern": "^a{1000000}$"}, "unrolls to"),
+        ({"enum": ["a"], "pattern": "(a|b)*a(a|b){20}"}, "too large"),
+        ({"propertyNames": {"pattern": "(a|b)*a(a|b){20}"}}, "too large"),
     ],
 )  # fmt: skip
 def test_a_hostile_schema_ends_in_one_line(schema: Any, said: str) -> None:
@@ -343,6 +349,7 @@ def test_a_hostile_schema_ends_in_one_line(schema: Any, said: str) -> None:
 def test_deep_and_wide_schemas_are_read() -> None:
     assert automaton(nested(3000, "items", {"type": "null"}) | {"type": "array"}).start.allowed
     assert complete(automaton({"enum": [f"k{i}" for i in range(20_000)]}), '"k19999"')
+    assert complete(automaton({"oneOf": [{"const": i} for i in range(1000)]}), "999")
     assert complete(automaton(nested(300, "allOf", {"type": "null"})), "null")
     wide = {"properties": {f"k{i}": {"type": "null"} for i in range(2000)}, **CLOSED}
     assert complete(automaton(wide | {"type": "object"}), '{"k0":null, "k1999":null}')
