@@ -332,6 +332,8 @@ def _misplaced(run: Run, experiment: Experiment) -> str:
     for name, found in run.figures.acceptance.items():
         if found.accepted > found.judged:
             return f"figures.acceptance.{name[:40]}: {found.accepted} of {found.judged} accepted"
+        if any(len(place) != 2 or place[1] > place[0] for place in found.by_position):
+            return f"figures.acceptance.{name[:40]}.by_position: each must be [judged, accepted]"
     return ""
 
 

@@ -110,7 +110,7 @@ def _told(kind: Any) -> str:
 
 
 def described(kind: type) -> dict[str, tuple[Any, str]]:
-    """(type, what it means) of each field."""
+    """(type, what it means) of each field of a class of results."""
     found = {}
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):  # pyright: ignore[reportArgumentType]
