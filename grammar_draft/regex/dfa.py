@@ -21,6 +21,7 @@ from diskmoe.grammar_draft.rules import Ranges
 
 NO = -1
 MAX_STATES = 4000
+MAX_OF_WORDS = 15_000  # states of listed texts, which are made in no time
 _MINIMISED = 600  # states; larger automata are left as they are
 
 Moves = tuple[tuple[Ranges, int], ...]
@@ -258,10 +259,12 @@ def of_words(words: Iterable[str]) -> Dfa:
         0,
         lambda state: [(((point, point),), target) for point, target in trie[state].items()],
         lambda state: 0 if state in ends else NO,
+        MAX_OF_WORDS,
     )
 
 
 @lru_cache(128)
 def other_than(words: tuple[str, ...]) -> Dfa:
     """All texts but a few."""
-    return without(ANYTHING, of_words(words))
+    parts = [ANYTHING, of_words(words)]
+    return combine(parts, lambda labels: NO if labels[1] != NO else 0, (0,), MAX_OF_WORDS)

@@ -165,7 +165,7 @@ def test_a_schema_accepts_and_rejects(
         ("date-time", ["2024-02-01T10:00:00.5Z", "2024-02-01t10:00:00-08:00"], ["2024-02-01", "2024-02-01 10:00:00Z"]),
         ("duration", ["P1Y2M3DT4H5M6S", "PT1S", "P3W"], ["P", "PT", "P1S", "P1Y3D"]),
         ("uuid", ["01234567-89ab-CDEF-0123-456789abcdef"], ["0123", "01234567-89ab-cdef-0123-456789abcdeg"]),
-        ("email", ["a.b+c@x-y.org", "a@[127.0.0.1]"], ["a", "@x", "a@", ".a@x", "a..b@x", "a@-x"]),
+        ("email", ["a.b+c@x-y.org", "a@b"], ["a", "a@[127.0.0.1]", "@x", "a@", ".a@x", "a..b@x", "a@-x"]),
         ("hostname", ["a", "a-b.example"], ["", "-a", "a-", "a_b", "a" * 64]),
         ("ipv4", ["0.0.0.0", "255.1.20.3"], ["256.1.1.1", "1.1.1", "01.1.1.1"]),
         ("ipv6", ["::", "::1", "1::", "1:2:3:4:5:6:7:8", "fe80::1:2", "::ffff:1.2.3.4", "1:2:3:4:5:6:7::"],
@@ -333,7 +333,7 @@ def nested(depth: int, around: str, within: Any) -> Any:
         ({"enum": list(range(400_001))}, "more than 400000 values"),
         ({"title": "x" * 5_000_000}, "at most 4194304 are read"),
         ({"const": nested(60, "a", 1)}, "const is nested more than 50 deep"),
-        ({"properties": {f"k{i}": {} for i in range(5000)}}, "too large"),
+        ({"properties": {f"k{i}": {} for i in range(20_000)}}, "too large"),
         ({"patternProperties": {f"a{i}": {"minimum": i} for i in range(14)}}, "too large"),
         ({"type": "string", "pattern": "^a{1000000}$"}, "unrolls to"),
         ({"enum": ["a"], "pattern": "(a|b)*a(a|b){20}"}, "too large"),
@@ -351,8 +351,9 @@ def test_deep_and_wide_schemas_are_read() -> None:
     assert complete(automaton({"enum": [f"k{i}" for i in range(20_000)]}), '"k19999"')
     assert complete(automaton({"oneOf": [{"const": i} for i in range(1000)]}), "999")
     assert complete(automaton(nested(300, "allOf", {"type": "null"})), "null")
-    wide = {"properties": {f"k{i}": {"type": "null"} for i in range(2000)}, **CLOSED}
-    assert complete(automaton(wide | {"type": "object"}), '{"k0":null, "k1999":null}')
+    wide = {"type": "object", "properties": {f"k{i}": {"type": "null"} for i in range(2000)}}
+    assert complete(automaton(wide), '{"k0":null, "k1999":null, "k2000":1}')
+    assert not complete(automaton(wide), '{"k0":null, "k1999":1}')
 
 
 def test_nesting_and_optional_members_cost_linear_size() -> None:
