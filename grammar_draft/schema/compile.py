@@ -12,22 +12,20 @@ spelled one way (characters as they are unless JSON demands an escape).
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 from diskmoe.grammar_draft.checks import check
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.json_rules import JsonRules, spelled
 from diskmoe.grammar_draft.regex.dfa import TooLarge
-from diskmoe.grammar_draft.regex.emit import write
 from diskmoe.grammar_draft.rules import Alternative, Grammar, Ref
 from diskmoe.grammar_draft.schema.arrays import arrays
 from diskmoe.grammar_draft.schema.contraries import contrary
 from diskmoe.grammar_draft.schema.document import Document, Place
 from diskmoe.grammar_draft.schema.expand import Expander, kinds
-from diskmoe.grammar_draft.schema.facts import ALL, ANY, NEVER, TYPES, Facts, Node, exact
+from diskmoe.grammar_draft.schema.facts import ALL, ANY, NEVER, TYPES, Facts, Node
 from diskmoe.grammar_draft.schema.keywords import Keywords
-from diskmoe.grammar_draft.schema.numbers import Demand, numbers
+from diskmoe.grammar_draft.schema.numbers import numbers
 from diskmoe.grammar_draft.schema.objects import objects
 from diskmoe.grammar_draft.schema.profiles import Profile
 from diskmoe.grammar_draft.schema.strings import strings
@@ -165,44 +163,8 @@ class Compiler:
             for value in facts.excluded:
                 if type_of(value) == kind:
                     self.refuse(facts, "excluded", f"single {kind}s cannot be excluded")
-        make = {"number": self._numbers, "string": self._strings, "array": self._arrays}
-        for alternative in make.get(kind, self._objects)(facts, label):
-            found[alternative] = None
-
-    def _strings(self, facts: Facts, label: str) -> list[Alternative]:
-        return strings(self, facts, label)
-
-    def _arrays(self, facts: Facts, label: str) -> list[Alternative]:
-        return arrays(self, facts, label)
-
-    def _objects(self, facts: Facts, label: str) -> list[Alternative]:
-        return objects(self, facts, label)
-
-    def _numbers(self, facts: Facts, label: str) -> list[Alternative]:
-        made = self.made
-        excluded: list[Decimal] = []
-        for value in facts.excluded:
-            if type_of(value) == "number":
-                excluded.append(exact(value))
-        if (
-            not (facts.low or facts.high or facts.multiples or excluded)
-            and facts.whole is not False
-        ):
-            return [(made.shared("integer" if facts.whole else "number"),)]
-        demand = Demand(
-            facts.whole,
-            facts.low,
-            facts.high,
-            tuple(facts.multiples),
-            tuple(excluded),
-            self.profile.digits,
-        )
-        try:
-            dfa = numbers(demand)
-        except TooLarge as error:
-            self.refuse(facts, "multiples" if facts.multiples else "high", str(error))
-            return [(made.shared("integer" if facts.whole else "number"),)]
-        return [] if dfa.empty else write(made, dfa, [()], label, False)
+        make = {"number": numbers, "string": strings, "array": arrays, "object": objects}[kind]
+        found.update(dict.fromkeys(make(self, facts, label)))
 
     # when nothing fits
 

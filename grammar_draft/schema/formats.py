@@ -5,11 +5,10 @@ Days fit their months, hours and minutes their clocks; an e-mail's domain is a n
 
 from __future__ import annotations
 
-_DATE = (
+_DAY = (
     r"\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)"
-    r"|02-(0[1-9]|1\d|2[0-%s]))"
+    r"|02-(0[1-9]|1\d|2[0-8]))"
 )
-_DAY = _DATE % "8"
 _LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29"
 _DATE = rf"({_DAY}|{_LEAP})"
 _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"
