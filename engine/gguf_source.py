@@ -11,7 +11,7 @@ from pathlib import Path
 
 from diskmoe.engine.text.gguf_tokenizer import tokenizer_files
 from diskmoe.experts.checkpoint import TensorPlan
-from diskmoe.experts.formats import FORMATS, expert_formats
+from diskmoe.experts.formats import FORMATS, expert_format, expert_formats
 from diskmoe.experts.gguf_blocks import FLOATS, exact_formats, keeps_codes
 from diskmoe.experts.gguf_file import MAGIC
 from diskmoe.experts.gguf_in import GgufCheckpoint
@@ -40,13 +40,15 @@ def open_gguf(path: Path) -> tuple[GgufCheckpoint, dict[str, bytes]]:
     return checkpoint, {**files, "config.json": config.encode()}
 
 
-def best_expert_format(checkpoint: GgufCheckpoint, plan: TensorPlan) -> str | None:
-    """What is asked for experts unless somebody asks; None: that they stay as they are.
+def best_expert_format(checkpoint: GgufCheckpoint, plan: TensorPlan) -> str:
+    """What is asked for experts unless somebody asks: that eight bits stay eight, and all else becomes
+    q4, or stays in the four bits that it has. Of gate and up, and of down."""
 
-    Eight bits stay eight; everything else becomes q4, or stays in the four bits that it has.
-    """
-    inner, down = checkpoint.expert_types(plan)
-    return "q8" if inner | down == {"Q8_0"} else "q4"
+    def best(kinds: set[str]) -> str:
+        eight = "Q8_0" in kinds and all("q8" in exact_formats(kind) for kind in kinds)
+        return "q8" if eight else "q4"
+
+    return expert_format(*map(best, checkpoint.expert_types(plan)))
 
 
 def describe_types(checkpoint: GgufCheckpoint, manifest: Manifest) -> str:

@@ -105,13 +105,13 @@ def test_the_config_says_what_the_hubs_says(name):
     differ = {
         field for field in hub.__dataclass_fields__ if getattr(hub, field) != getattr(theirs, field)
     }
-    # the tokenizer's ids; what a family's other name says; yarn is compared next
-    assert differ <= {"eos_ids", "bos_id", "yarn", "mtp_layers", "family"}
-    if hub.yarn is not None and theirs.yarn is not None:
-        for field in hub.yarn.__dataclass_fields__:
-            assert getattr(theirs.yarn, field) == pytest.approx(getattr(hub.yarn, field), 1e-6)
-    else:
-        assert hub.yarn is theirs.yarn is None
+    # what a family's other name says; yarn is compared next
+    assert differ <= {"rope_scaling", "mtp_layers", "mtp_announced", "family"}
+    yarn = hub.rope_scaling
+    assert type(yarn) is type(theirs.rope_scaling)
+    for field in () if yarn is None else yarn.__dataclass_fields__:
+        found = getattr(theirs.rope_scaling, field)
+        assert found == pytest.approx(getattr(yarn, field), 1e-6)
 
 
 def test_the_mtp_layer_of_a_gguf_is_kept(tmp_path):
@@ -302,6 +302,15 @@ def test_gate_and_up_in_blocks_are_kept_beside_another_down(tmp_path):
     assert Container.open(tmp_path / "out").expert_format == "q4_0+q4"
     said = next(line for line in told if line.startswith("blocks"))
     assert "Q4_0 bit for bit in q4_0; Q5_1 dequantised, then quantised once to q4" in said
+
+
+def test_eight_bits_stay_eight_beside_four(tmp_path):
+    types = {"blk.0.ffn_down_exps": "Q8_0", "_exps.weight": "Q4_0"}
+    path, told = rewrite(golden_gguf("olmoe"), tmp_path / "m.gguf", types=types), []
+    convert_model(path, tmp_path / "out", "auto", "q8", told.append)
+    assert Container.open(tmp_path / "out").expert_format == "q4_0+q8"
+    said = next(line for line in told if line.startswith("blocks"))
+    assert "Q4_0 bit for bit in q8 and q4_0; Q8_0 bit for bit in q8" in said
 
 
 def test_what_keeping_takes_is_said_where_no_smaller_format_has_the_numbers(tmp_path):

@@ -14,6 +14,8 @@ from diskmoe.experts.formats import (
     Quantised,
     chosen_format,
     dequantise,
+    expert_format,
+    expert_formats,
     format_for_bits,
     mtp_format,
     quantise,
@@ -413,6 +415,13 @@ def test_the_mtp_layer_never_has_fewer_than_eight_bits() -> None:
         **{name: name for name in ("f32", "bf16", "q8", "fp8")},
         **{name: "q8" for name in ("q4", "q4g64", "mxfp4", "q4_0", "q4_1", "int4")},
     }
+
+
+def test_an_experts_format_may_be_two() -> None:
+    assert expert_formats("q8") == ("q8", "q8") and expert_formats("q4_0+q8") == ("q4_0", "q8")
+    assert expert_format("q4_0", "q8") == "q4_0+q8" and expert_format("q8", "q8") == "q8"
+    assert mtp_format("q4_0+q4_1") == mtp_format("q4_0+q8") == "q8"
+    assert mtp_format("q4_0+f32") == "q8+f32"
 
 
 def test_a_float_format_is_not_quantised() -> None:
