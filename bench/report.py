@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -178,17 +179,20 @@ def warnings(
     wanted = cells * experiment.repeat
     if len(results.runs) < wanted:
         found.append(f"{len(results.runs)} of {wanted} runs are there: the others are missing.")
+    told: dict[str, list[str]] = defaultdict(list)  # rungs where it holds, by what is said
     for comparison in comparisons:
-        at = f"{comparison.rung_given}, " if comparison.rung_given else ""
+        own = list(comparison.warnings)
         if comparison.same_ids is False:
-            found.append(
-                f"{at}{comparison.a.name} and {comparison.b.name}: the token ids differ in "
-                f"{', '.join(comparison.differing)}, so their speeds are not of the same work."
+            differing = ", ".join(comparison.differing)
+            own.insert(
+                0, f"the token ids differ in {differing}: their speeds are not of the same work"
             )
-        found += [
-            f"{at}{comparison.a.name} and {comparison.b.name}: {warning}."
-            for warning in comparison.warnings
-        ]
+        for warning in own:
+            said = f"{comparison.a.name} and {comparison.b.name}: {warning}"
+            told[said].append(comparison.rung_given)
+    for said, rungs in told.items():
+        at = f" ({', '.join(rungs)})" if any(rungs) else ""
+        found.append(f"{said}{at}.")
     return [*found, *(f"Left out: {fault}" for fault in faults)]
 
 

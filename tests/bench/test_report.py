@@ -238,7 +238,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
             made["by_position"] = st.lists(st.just((7, 3)) | st.just((0, 0)), max_size=3).map(tuple)
             made["judged"] = st.integers(100, 10**290)
             made["accepted"] = st.integers(0, 100)
-        return st.builds(kind, **made)
+        return st.builds(kind, **made)  # pyright: ignore[reportArgumentType]
     if origin is tuple:
         return st.lists(values(parts[0]), max_size=3).map(tuple)
     if origin is not None:
