@@ -24,6 +24,7 @@ from diskmoe.engine.run import (
     options_from,
     prefill_progress,
     sampling_from,
+    say_without_effect,
     stop_strings,
     usage_folder,
 )
@@ -188,6 +189,7 @@ def chat(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) ->
     """
     for note in notes:
         say(f"note      {note}")
+    say_without_effect(values, say)
     for name in ("PROMPT", "PROMPT_IDS", "JSON", "CHAT"):
         if values[name].value not in (None, False) and values[name].source != "default":
             say(f"note      {name} has no effect on a chat")

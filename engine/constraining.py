@@ -13,6 +13,7 @@ from diskmoe.grammar_draft.constraint import Constraint
 from diskmoe.grammar_draft.course import Course
 from diskmoe.grammar_draft.lazy import Free, Lazy
 from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.grammar_draft.tables import Tables
 from diskmoe.grammar_draft.thinking import UNLIMITED, Tags, Thinking
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
@@ -60,6 +61,7 @@ class Constraints:
         self._text = text
         self._say = say
         self._said: set[str] = set()
+        self._tables = Tables()
         self._vocabularies: dict[frozenset[int], Vocabulary] = {}
         # by grammar and ends; the grammar beside them keeps its id() its own
         self._free: dict[tuple[int, frozenset[int]], tuple[Grammar, list[Constraint]]] = {}
@@ -89,7 +91,7 @@ class Constraints:
         if wanted.triggers:
             rules = Lazy(constraint, wanted.triggers)
             where = " or ".join(_place(constraint, text) for text in wanted.triggers)
-        self._tell(f"constrain the text follows {grammar.name} {where}")
+        self._tell(f"constrain the text follows {grammar.name} ({constraint.how}) {where}")
         return Course(self._with_thinking(rules, thinking, prompt)), give_back
 
     def _with_thinking(
@@ -131,7 +133,7 @@ class Constraints:
         while len(self._free) >= KEPT:
             del self._free[next(iter(self._free))]
         self._free[key] = known  # the latest stands last
-        constraint = free.pop() if free else Constraint(grammar, vocabulary)
+        constraint = free.pop() if free else Constraint(grammar, vocabulary, self._tables)
         return constraint, lambda: free.append(constraint)
 
     def _tell(self, line: str) -> None:

@@ -35,9 +35,18 @@ Say = Callable[[str], None]
 
 
 def grammar_of(
-    grammar: str | None, schema: str | None, constrain: str, text: TextSide, say: Say
+    grammar: str | None,
+    schema: str | None,
+    constrain: str,
+    text: TextSide,
+    say: Say,
+    *,
+    blanks: str = "flexible",
+    lax: bool = False,
 ) -> Grammar | None:
     """The grammar that a run's settings name: GRAMMAR, or else SCHEMA.
+
+    blanks and lax: of a schema, see ``from_schema``.
 
     Raises:
         BadGrammar: no such file, or one that cannot be used; the line has the place.
@@ -55,13 +64,19 @@ def grammar_of(
     tokenizer = _tokenizer(text)
     profile = "json-schema" if enforced else "drafts"
     if grammar is not None:
-        found = load(str(as_path(grammar)), token_id=tokenizer.token_id, profile=profile)
+        found = load(
+            str(as_path(grammar)),
+            token_id=tokenizer.token_id,
+            profile=profile,
+            whitespace=blanks,
+            lax=lax,
+        )
     else:
         assert schema is not None
         if schema.lstrip().startswith("{"):
-            found = from_schema(schema, profile=profile, name="SCHEMA")
+            found = from_schema(schema, profile=profile, whitespace=blanks, lax=lax, name="SCHEMA")
         else:
-            found = load_schema(str(as_path(schema)), profile)
+            found = load_schema(str(as_path(schema)), profile, blanks, lax)
         if not enforced:
             say("note      SCHEMA only drafts; CONSTRAIN=1 makes the text follow it")
     for note in found.notes:
@@ -159,7 +174,7 @@ def composer_of(
         forced.append(_grammar_source(grammar, text, prompt, options, begun))
     if options.ngram and options.draft != 0:
         others.append(NgramSource(prompt.ids))
-    if helpers.corpus is not None and options.draft != 0:
+    if helpers.corpus is not None:
         others.append(CorpusSource(helpers.corpus, prompt.ids))
     others += models
     if not options.draft_rows or not (forced or others):

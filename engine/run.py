@@ -14,7 +14,7 @@ from typing import Any
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.places import as_path, demo_dir, state_dir
 from diskmoe.engine.report import report_json, report_lines, settings_lines, shown
-from diskmoe.engine.settings import Value
+from diskmoe.engine.settings import SETTINGS, Value
 
 Say = Callable[[str], None]
 GUESSES = 16  # most drafts of a forward where neither a grammar nor DRAFT says it
@@ -36,6 +36,7 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
     for note in notes:
         if verbose or "was ignored" not in note:
             say(f"note      {note}")
+    say_without_effect(values, say)
     prompt = _prompt(values)
     if not isinstance(prompt, str):
         unused = [
@@ -98,7 +99,15 @@ def form_from(values: Mapping[str, Value], text: Any, say: Say) -> dict[str, Any
     from diskmoe.engine.drafting import grammar_of
 
     constrain, trigger = values["CONSTRAIN"].value, values["TRIGGER"].value
-    grammar = grammar_of(values["GRAMMAR"].value, values["SCHEMA"].value, constrain, text, say)
+    grammar = grammar_of(
+        values["GRAMMAR"].value,
+        values["SCHEMA"].value,
+        constrain,
+        text,
+        say,
+        blanks=values["SCHEMA_BLANKS"].value,
+        lax=values["SCHEMA_LAX"].value,
+    )
     if trigger is not None and constrain == "0":
         raise BadRequest("TRIGGER says where a grammar begins that is enforced: set CONSTRAIN=1")
     budget, message = values["THINK_BUDGET"].value, values["THINK_MESSAGE"].value
@@ -109,6 +118,17 @@ def form_from(values: Mapping[str, Value], text: Any, say: Say) -> dict[str, Any
         "triggers": () if trigger is None else (trigger,),
         "thinking": None if budget is None else ThinkBudget(budget, message or ""),
     }
+
+
+def say_without_effect(values: Mapping[str, Value], say: Say) -> None:
+    """A line for settings of the server that were given where there is none."""
+    unused = [
+        setting.name
+        for setting in SETTINGS
+        if setting.group == "serve" and values[setting.name].source != "default"
+    ]
+    if unused:
+        say(f"note      {', '.join(unused)} has no effect but on diskmoe serve")
 
 
 def _stream(result: Any, write: Say | None) -> bool:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.filters import Filters, Ids, Weights, Words
 from diskmoe.engine.kernels.race import race, race_all, stream_of, uniform
-from diskmoe.engine.kernels.select import BLOCK, largest_of_blocks, total_weight
+from diskmoe.engine.kernels.select import BLOCK, largest_of_blocks, share_of
 from diskmoe.grammar_draft.constraint import State
 from diskmoe.grammar_draft.course import Course
 
@@ -148,9 +148,7 @@ class Sampler:
         if token < 0:
             return -1, 0.0
         maxima = self._maxima_of(logits)  # as the choice has left them
-        largest = maxima.max()
-        total = total_weight(logits, allowed, maxima, largest, 1.0)
-        return token, math.exp(float(logits[token]) - float(largest)) / total
+        return token, float(share_of(logits, allowed, maxima, token))
 
     def uniforms(self) -> tuple[float, float]:
         """Two numbers in (0, 1) for the next place, which is then taken: for what chooses in
@@ -278,4 +276,5 @@ def warm_sampler() -> None:
     for top_k, top_p in ((0, 1.0), (1, 1.0), (0, 0.5)):
         sampler = Sampler(Sampling(1.0, top_k, top_p, seed=0), BLOCK)
         sampler.pick(np.zeros(BLOCK, np.float32))
+        sampler.guess(np.zeros(BLOCK, np.float32))
         sampler.uniforms()

@@ -242,6 +242,22 @@ SETTINGS: tuple[Setting, ...] = (
         "SCHEMA", any_text, None, "the same from a JSON Schema: a file, or {...}", "FILE", "drafts"
     ),
     Setting(
+        "SCHEMA_BLANKS",
+        choice("flexible", "compact"),
+        "flexible",
+        "blanks between the parts of a schema's JSON: as people and programs set them, or none",
+        "flexible|compact",
+        "drafts",
+    ),
+    Setting(
+        "SCHEMA_LAX",
+        switch,
+        False,
+        "let pass, with a line, what of a schema cannot be enforced",
+        "0|1",
+        "drafts",
+    ),
+    Setting(
         "GRAMMAR_DRAFT",
         integer(1, MAX_CAP),
         DEFAULT_CAP,

@@ -69,6 +69,7 @@ class JsonRules:
         self._digits = digits  # of each part of a number, at most
         self._most = most
         self._shared: dict[object, Ref] = {}
+        self._symbols: dict[object, Literal | Chars | Ref] = {}
 
     def rule(self, name: str, alternatives: Sequence[Alternative] = ()) -> Ref:
         rules = self.grammar.rules
@@ -82,9 +83,13 @@ class JsonRules:
 
     def item(self, shape: Alternative, name: str) -> Item:
         """Symbols as one item, that can be repeated."""
-        if len(shape) == 1 and type(shape[0]) is not Repeat:
+        if len(shape) == 1 and not isinstance(shape[0], Repeat):
             return shape[0]
         return self.rule(name, [shape])
+
+    def known(self, key: object) -> Ref | None:
+        """The rule of a key, if there is one."""
+        return self._shared.get(key)
 
     def kept(self, key: object, name: str, alternatives: Iterable[Alternative]) -> Ref:
         """The one rule of a key."""
@@ -195,70 +200,32 @@ class JsonRules:
             symbols += [*self.ws(), word(part)]
         return tuple(symbols)
 
-    def words(self, texts: Iterable[tuple[bytes, Alternative]], label: str) -> list[Alternative]:
-        """Texts, each with what follows it, as a trie: alternatives that begin with other bytes.
-        Sub-tries that are equal are one rule."""
-        queue: list[tuple[list[tuple[bytes, Alternative]], int, list[Any]]] = []
-        root: list[Any] = []
-        queue.append((sorted(set(texts), key=lambda pair: pair[0]), 0, root))
-        order: list[tuple[list[Any], list[tuple[bytes, Alternative, list[Any] | None]]]] = []
-        while queue:
-            entries, at, node = queue.pop()
-            groups: list[tuple[bytes, Alternative, list[Any] | None]] = []
-            i = 0
-            while i < len(entries):
-                text, behind = entries[i]
-                if len(text) == at:
-                    groups.append((b"", behind, None))
-                    i += 1
-                    continue
-                k = i
-                while k < len(entries) and entries[k][0][at] == text[at]:
-                    k += 1
-                if k == i + 1:
-                    groups.append((text[at:], behind, None))
-                else:
-                    last = entries[k - 1][0]
-                    end = at + 1
-                    while end < min(len(text), len(last)) and text[end] == last[end]:
-                        end += 1
-                    child: list[Any] = []
-                    groups.append((text[at:end], (), child))
-                    queue.append((entries[i:k], end, child))
-                i = k
-            order.append((node, groups))
-        for node, groups in reversed(order):  # children before parents
-            for data, behind, child in groups:
-                if child is not None:
-                    key = ("trie", tuple(child))
-                    behind = (self.kept(key, label, child),)
-                node.append((Literal(data), *behind) if data else behind)
-        return root
-
     # characters of strings that are spelled one way
 
-    def character(self, ranges: Ranges, quoted: bool) -> Symbol:
+    def character(self, ranges: Ranges, quoted: bool) -> Literal | Chars | Ref:
         """One character of a set, inside a JSON string where `quoted`: as it is if JSON allows that,
         else its short escape, else \\u00XX in either case."""
+        key = ("character", ranges, quoted)
+        known = self._symbols.get(key)
+        if known is None:
+            known = self._symbols[key] = self._character_of(ranges, quoted)
+        return known
+
+    def _character_of(self, ranges: Ranges, quoted: bool) -> Literal | Chars | Ref:
         escaped = intersection(ranges, MUST_ESCAPE) if quoted else ()
         plain = difference(ranges, MUST_ESCAPE) if escaped else ranges
         one = len(plain) == 1 and plain[0][0] == plain[0][1]
-        symbol: Symbol = Literal(chr(plain[0][0]).encode()) if one else Chars(plain)
+        symbol = Literal(chr(plain[0][0]).encode()) if one else Chars(plain)
         if not escaped:
             return symbol
         spellings = self.escapes(escaped)
-        if (
-            not plain
-            and len(spellings) == len(spellings[0]) == 1
-            and type(spellings[0][0]) is Literal
-        ):
-            return Literal(b"\\" + spellings[0][0].data)
-        known = self._shared.get(("character", ranges))
-        if known is None:
-            alternatives: list[Alternative] = [(symbol,)] if plain else []
-            alternatives.append((word("\\"), self.kept(("escape", escaped), "escape", spellings)))
-            known = self.kept(("character", ranges), "character", alternatives)
-        return known
+        if not plain and len(spellings) == len(spellings[0]) == 1:
+            letter = spellings[0][0]
+            if type(letter) is Literal:
+                return Literal(b"\\" + letter.data)
+        alternatives: list[Alternative] = [(symbol,)] if plain else []
+        alternatives.append((word("\\"), self.kept(("escape", escaped), "escape", spellings)))
+        return self.rule("character", alternatives)
 
     def escapes(self, ranges: Ranges) -> list[Alternative]:
         """What stands behind the backslash for characters that must be escaped."""

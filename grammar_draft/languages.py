@@ -18,13 +18,15 @@ from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.json_rules import JsonRules
 from diskmoe.grammar_draft.lexer import TokenId
 from diskmoe.grammar_draft.python_types import schema_of
-from diskmoe.grammar_draft.regex.dfa import TooLarge, from_pattern
+from diskmoe.grammar_draft.regex.dfa import TooLarge
 from diskmoe.grammar_draft.regex.emit import write, write_shape
+from diskmoe.grammar_draft.regex.pattern import from_pattern
 from diskmoe.grammar_draft.regex.syntax import BadPattern, parse
 from diskmoe.grammar_draft.rules import Alternative, Grammar
 from diskmoe.grammar_draft.schema.compile import compile_schema
 from diskmoe.grammar_draft.schema.document import read
 from diskmoe.grammar_draft.schema.profiles import profile_of
+from diskmoe.grammar_draft.tries import trie
 
 MAX_CHOICES = 100_000
 MAX_BYTES = 1 << 20  # of all choices together
@@ -102,7 +104,7 @@ def from_choices(choices: Iterable[str], *, name: str = "choices") -> Grammar:
             raise BadGrammar(f"more than {MAX_CHOICES} choices or {MAX_BYTES} bytes of them", name)
     if not found:
         raise BadGrammar("there is nothing to choose from", name)
-    return _finished(made, made.words(found, "choice"))
+    return _finished(made, trie(made, found, "choice"))
 
 
 def from_type(

@@ -43,9 +43,11 @@ def load(
     return from_gbnf(data, name=place, root=root, strict=strict, token_id=token_id)
 
 
-def load_schema(place: str, profile: str = "drafts") -> Grammar:
+def load_schema(
+    place: str, profile: str = "drafts", whitespace: str = "flexible", lax: bool = False
+) -> Grammar:
     """Reads the JSON Schema at a path. Raises BadGrammar as `load` does."""
-    return from_schema(_data(place), profile=profile, name=place)
+    return from_schema(_data(place), profile=profile, whitespace=whitespace, lax=lax, name=place)
 
 
 def _data(place: str) -> bytes:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from diskmoe.grammar_draft.automaton import Automaton, State
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.languages import from_regex
-from diskmoe.grammar_draft.rules import Grammar, Literal, Rule
+from diskmoe.grammar_draft.rules import Alternative, Grammar, Literal, Rule
 
 MOST_BYTES = 4096  # of a match; what is longer is none
 MAX_SPOTS = 4096  # remembered at a time
@@ -70,7 +70,7 @@ class Finder:
             else:
                 raise BadGrammar("a trigger is empty: give a word, /a pattern/ or a <token>")
         if words:
-            alternatives = [(Literal(word),) for word in words]
+            alternatives: list[Alternative] = [(Literal(word),) for word in words]
             grammars.append(Grammar([Rule("root", alternatives)], name="trigger"))
         return cls(grammars)
 

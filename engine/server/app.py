@@ -24,6 +24,7 @@ from diskmoe.engine.errors import BadGrammar, DiskMoeError
 from diskmoe.engine.server.asked import Asked, chat_asked, completion_asked
 from diskmoe.engine.server.desk import Desk, Ended, Event, Failed, Job, Piece, Reading
 from diskmoe.engine.server.fields import json_object
+from diskmoe.engine.server.languages import Languages
 from diskmoe.engine.server.metrics import metrics
 from diskmoe.engine.server.refusals import Refusal, refusal_of
 from diskmoe.engine.server.replies import DONE, Reply, comment, event
@@ -51,6 +52,7 @@ class Server:
         self._rules = rules
         self._name = desk.model.opened.name
         self._created = created
+        self._languages = Languages()
         routes = [
             Route("/v1/chat/completions", self._open(self._chat), methods=["POST"]),
             Route("/v1/completions", self._open(self._complete), methods=["POST"]),
@@ -102,7 +104,9 @@ class Server:
         values = json_object(await self._body(request))
         desk = self._desk
         # templates and tokenizers take their time: not in the way of other clients
-        asked = await asyncio.to_thread(understood, values, desk.model.text, self._name)
+        asked = await asyncio.to_thread(
+            understood, values, desk.model.text, self._name, self._languages
+        )
         check_prompt(asked.prompt.ids, desk.model.config.vocab, desk.model.opened.context)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()

@@ -6,14 +6,16 @@ The rule of this file: a field that changes the text is done or refused; nothing
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from diskmoe.engine.sampling import Sampling
 from diskmoe.engine.server.fields import Fields
+from diskmoe.engine.server.languages import Languages
 from diskmoe.engine.server.refusals import Refusal
 from diskmoe.engine.text.side import Prompt, TextSide
+from diskmoe.grammar_draft.rules import Grammar
 
 MOST_STOPS = 16
 MOST_TOKENS = 10_000_000
@@ -32,9 +34,12 @@ class Asked:
     stream: bool
     usage_at_end: bool  # of a stream
     chat: bool
+    grammar: Grammar | None  # that the answer must follow
 
 
-def chat_asked(values: Mapping[str, Any], text: TextSide, model: str) -> Asked:
+def chat_asked(
+    values: Mapping[str, Any], text: TextSide, model: str, languages: Languages
+) -> Asked:
     """``/v1/chat/completions``. Refusal: a field that is no good, or that asks for what is not done."""
     fields = Fields(values)
     _check_model(fields, model)
@@ -53,10 +58,15 @@ def chat_asked(values: Mapping[str, Any], text: TextSide, model: str) -> Asked:
     fields.only("modalities", ["text"])
     fields.ignore("parallel_tool_calls")
     limit = _limit(fields, "max_completion_tokens", "max_tokens")
-    return _asked(fields, text, lambda: text.encode_chat(messages, **options), limit, chat=True)
+    grammar = languages.asked(fields, text)
+    return _asked(
+        fields, text, lambda: text.encode_chat(messages, **options), limit, grammar, chat=True
+    )
 
 
-def completion_asked(values: Mapping[str, Any], text: TextSide, model: str) -> Asked:
+def completion_asked(
+    values: Mapping[str, Any], text: TextSide, model: str, languages: Languages
+) -> Asked:
     """``/v1/completions``."""
     fields = Fields(values)
     _check_model(fields, model)
@@ -75,10 +85,18 @@ def completion_asked(values: Mapping[str, Any], text: TextSide, model: str) -> A
             raise fields.refuse("prompt", "one string, or one list of token ids")
         return Prompt(tuple(given), "given as token ids", in_chat=False)
 
-    return _asked(fields, text, prompt, 16 if limit is None else limit, chat=False)
+    grammar = languages.asked(fields, text)
+    return _asked(fields, text, prompt, 16 if limit is None else limit, grammar, chat=False)
 
 
-def _asked(fields: Fields, text: TextSide, prompt: Any, limit: int | None, chat: bool) -> Asked:
+def _asked(
+    fields: Fields,
+    text: TextSide,
+    prompt: Callable[[], Prompt],
+    limit: int | None,
+    grammar: Grammar | None,
+    chat: bool,
+) -> Asked:
     sampling = _sampling(fields, text.sampling_defaults)
     stop = fields.texts("stop", MOST_STOPS)
     stream = fields.flag("stream")
@@ -93,13 +111,12 @@ def _asked(fields: Fields, text: TextSide, prompt: Any, limit: int | None, chat:
     fields.only("logprobs", False, 0)
     fields.only("top_logprobs", 0)
     fields.only("logit_bias", {})
-    fields.only("response_format", {"type": "text"})
     for name in ("frequency_penalty", "presence_penalty"):
         fields.only(name, 0)
     fields.only("repetition_penalty", 1)
     fields.ignore(*_CLIENTS)
     fields.end()
-    return Asked(prompt(), sampling, limit, stop, stream, usage_at_end, chat)
+    return Asked(prompt(), sampling, limit, stop, stream, usage_at_end, chat, grammar)
 
 
 def _check_model(fields: Fields, model: str) -> None:

@@ -226,6 +226,8 @@ class Desk:
             limit=max(1, room) if asked.limit is None else asked.limit,
             stop=asked.stop,
             on_prefill=tell,
+            grammar=asked.grammar,
+            constrain=asked.grammar is not None,
         )
 
     def _emit_parts(self, job: Job, thinking: Thinking, run: Run, piece: str) -> None:

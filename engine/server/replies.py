@@ -12,7 +12,7 @@ from diskmoe.engine.server.desk import usage
 from diskmoe.engine.stats import RunStats
 
 DONE = b"data: [DONE]\n\n"
-_FINISHED = {"stop token": "stop", "stop string": "stop", "complete": "stop"}
+_FINISHED = {"stop token": "stop", "stop string": "stop", "grammar complete": "stop"}
 
 
 def finish_reason(stats: RunStats) -> str:

@@ -27,7 +27,8 @@ GRACE_SECONDS = 2  # for streams to end in good order
 # settings of a run that a request says for itself, or that are of one run
 _OF_REQUESTS = (
     "PROMPT", "PROMPT_IDS", "SYSTEM", "CHAT", "NGEN", "IGNORE_EOS", "STOP", "TEMP", "TOP_K", "TOP_P",
-    "MIN_P", "SEED", "GRAMMAR", "SCHEMA", "JSON",
+    "MIN_P", "SEED", "GRAMMAR", "SCHEMA", "CONSTRAIN", "TRIGGER", "THINK_BUDGET",
+    "THINK_MESSAGE", "JSON",
 )  # fmt: skip
 
 
@@ -56,8 +57,7 @@ def serve(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     unused = [
         name
         for name in _OF_REQUESTS
-        if values[name].source not in ("default", f"env {name}")
-        and values[name].value not in (None, False)
+        if values[name].source not in ("default", "env TEMP", "env PROMPT")
     ]
     if unused:
         say(f"note      {', '.join(unused)} has no effect: each request says it for itself")
@@ -67,7 +67,13 @@ def serve(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     with _listening(values["HOST"].value, values["PORT"].value) as listener:
         parallel = values["PARALLEL"].value
         options = replace(options_from(values), usage=usage_folder(values, say))
-        options = replace(options, parallel=parallel or DEFAULT_PARALLEL)
+        span = values["GRAMMAR_DRAFT"].value  # any request may come with a grammar
+        options = replace(
+            options,
+            parallel=parallel or DEFAULT_PARALLEL,
+            span=span,
+            draft_rows=max(span, options.draft_rows),
+        )
         prepared = prepare(path, options, say)
         for note in prepared.text.notes:
             say(f"note      {note}")

@@ -1,12 +1,11 @@
-"""Deterministic automata over code points: from patterns, and put together.
+"""Deterministic automata over code points, and what can be made of several.
 
 A state's moves are disjoint sets of code points with the state behind them; a missing one leads
 nowhere. A state has a label: NO where no text may end, else a number that the maker of the automaton
 gives a meaning (0 for a plain yes). State 0 is the start. All automata are trimmed: from every state
 (but the start of an empty language) a text can end. What would grow beyond a bound raises TooLarge.
 
-    >>> date = from_pattern("^[0-9]{4}-[0-9]{2}$")
-    >>> date.matches("2024-02"), date.matches("2024-2")
+    >>> other_than(("a", "ab")).matches("aba"), other_than(("a", "ab")).matches("ab")
     (True, False)
 """
 
@@ -18,13 +17,10 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from diskmoe.grammar_draft.regex.charsets import UNIVERSE
-from diskmoe.grammar_draft.regex.syntax import Node, parse
 from diskmoe.grammar_draft.rules import Ranges
 
 NO = -1
 MAX_STATES = 4000
-MAX_POSITIONS = 20_000  # of a pattern with its repetitions written out
-MAX_WORK = 400_000  # positions looked at while an automaton is made
 _MINIMISED = 600  # states; larger automata are left as they are
 
 Moves = tuple[tuple[Ranges, int], ...]
@@ -161,7 +157,7 @@ def _joined(pairs: list[tuple[int, int]]) -> Ranges:
     return tuple(joined)
 
 
-def _sweep(edges: Iterable[tuple[Ranges, int]]) -> list[tuple[tuple[int, ...], Ranges]]:
+def sweep(edges: Iterable[tuple[Ranges, int]]) -> list[tuple[tuple[int, ...], Ranges]]:
     """Overlapping edges as disjoint ones: (the targets of all that a character may take, sorted;
     the characters)."""
     edges = list(edges)
@@ -204,7 +200,7 @@ def combine(
         for i, (part, state) in enumerate(zip(parts, key, strict=True)):
             if state != NO:
                 edges += [(ranges, target * size + i) for ranges, target in part.moves[state]]
-        for targets, ranges in _sweep(edges):
+        for targets, ranges in sweep(edges):
             behind = [NO] * size
             for target in targets:
                 if target != NO:
@@ -242,7 +238,7 @@ def of_length(low: int, high: int | None) -> Dfa:
     count = low if high is None else high
     if count >= MAX_STATES:
         raise TooLarge(f"a length of {count} characters is more than {MAX_STATES} states")
-    moves = [((UNIVERSE, state + 1),) for state in range(count)]
+    moves: list[Moves] = [((UNIVERSE, state + 1),) for state in range(count)]
     moves.append(((UNIVERSE, count),) if high is None else ())
     return Dfa(tuple(moves), tuple(0 if state >= low else NO for state in range(count + 1)))
 
@@ -266,124 +262,6 @@ def of_words(words: Iterable[str]) -> Dfa:
 
 
 @lru_cache(128)
-def from_pattern(pattern: str) -> Dfa:
-    """The texts in which a pattern is found, anywhere unless ``^`` and ``$`` say where."""
-    nfa = _Nfa(parse(pattern))
-    work = 0
-
-    def moves(key: frozenset[int]) -> Iterable[tuple[Ranges, frozenset[int]]]:
-        nonlocal work
-        edges = [(edge[0], edge[1]) for state in sorted(key) if (edge := nfa.edges[state])]
-        work += len(edges)
-        if work > MAX_WORK:
-            raise TooLarge("too much work")
-        for targets, ranges in _sweep(edges) if edges else ():
-            yield ranges, nfa.closure(targets, False)
-
-    def label(key: frozenset[int]) -> int:
-        # the empty text is at its start and at its end
-        return 0 if nfa.may_end(key) else NO
-
-    return explore(nfa.closure((nfa.first,), True), moves, label)
-
-
-class _Nfa:
-    """A pattern as states that are passed for nothing, or read one set of characters.
-
-    The start of a text is a matter of the first closure only, its end one of acceptance.
-    """
-
-    def __init__(self, nodes: list[Node]):
-        self.edges: list[tuple[Ranges, int] | None] = []
-        self._passes: list[list[int]] = []
-        self._starts: list[list[int]] = []  # passed at the start of the text only
-        self._ends: list[list[int]] = []  # and at its end
-        self._closures: dict[tuple[tuple[int, ...], bool], frozenset[int]] = {}
-        self.first = self._new()
-        found, self.last = self._new(), self._new()
-        self._loop(self.first)
-        self._loop(self.last)
-        self._passes[self.first].append(found)
-        self._build(nodes, found, self.last)
-
-    def _loop(self, state: int) -> None:
-        step = self._new()
-        self.edges[step] = (UNIVERSE, state)
-        self._passes[state].append(step)
-
-    def _new(self) -> int:
-        if len(self.edges) >= MAX_POSITIONS:
-            raise TooLarge(f"its repetitions written out are more than {MAX_POSITIONS} positions")
-        self.edges.append(None)
-        for passes in (self._passes, self._starts, self._ends):
-            passes.append([])
-        return len(self.edges) - 1
-
-    def _build(self, nodes: list[Node], begin: int, end: int) -> None:
-        queue = [(len(nodes) - 1, begin, end)]
-        while queue:
-            number, begin, end = queue.pop()
-            node = nodes[number]
-            if node.kind == "chars":
-                step = self._new()
-                self._passes[begin].append(step)
-                self.edges[step] = (node.ranges, end)
-            elif node.kind == "start":
-                self._starts[begin].append(end)
-            elif node.kind == "end":
-                self._ends[begin].append(end)
-            elif node.kind == "alt":
-                queue += [(child, begin, end) for child in node.children]
-            elif node.kind == "cat":
-                for child in node.children:
-                    after = self._new()
-                    queue.append((child, begin, after))
-                    begin = after
-                self._passes[begin].append(end)
-            else:
-                (child,) = node.children
-                for _ in range(node.low):
-                    after = self._new()
-                    queue.append((child, begin, after))
-                    begin = after
-                if node.high is None:
-                    loop = self._new()
-                    self._passes[begin].append(loop)
-                    queue.append((child, loop, loop))
-                    begin = loop
-                else:
-                    for _ in range(node.high - node.low):
-                        self._passes[begin].append(end)
-                        after = self._new()
-                        queue.append((child, begin, after))
-                        begin = after
-                self._passes[begin].append(end)
-
-    def closure(self, states: tuple[int, ...], at_start: bool) -> frozenset[int]:
-        known = self._closures.get((states, at_start))
-        if known is None:
-            reached = self._reached(states, at_start, False)
-            kept = (s for s in reached if self.edges[s] or self._ends[s] or s == self.last)
-            known = self._closures[states, at_start] = frozenset(kept)
-            if at_start and self.last in self._reached(states, True, True):
-                known = known | {self.last}  # only an empty text is at both ends
-        return known
-
-    def may_end(self, states: frozenset[int]) -> bool:
-        return self.last in states or self.last in self._reached(states, False, True)
-
-    def _reached(self, states: Iterable[int], at_start: bool, at_end: bool) -> set[int]:
-        seen = set(states)
-        queue = list(seen)
-        while queue:
-            here = queue.pop()
-            others = self._passes[here]
-            if at_start:
-                others = others + self._starts[here]
-            if at_end:
-                others = others + self._ends[here]
-            for other in others:
-                if other not in seen:
-                    seen.add(other)
-                    queue.append(other)
-        return seen
+def other_than(words: tuple[str, ...]) -> Dfa:
+    """All texts but a few."""
+    return without(ANYTHING, of_words(words))

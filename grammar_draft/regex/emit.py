@@ -17,7 +17,7 @@ from diskmoe.grammar_draft.json_rules import MUST_ESCAPE, JsonRules
 from diskmoe.grammar_draft.regex.charsets import UNIVERSE, difference, intersection
 from diskmoe.grammar_draft.regex.dfa import NO, Dfa, TooLarge
 from diskmoe.grammar_draft.regex.syntax import Node
-from diskmoe.grammar_draft.rules import Alternative, Chars, Literal, Ranges, Ref, Repeat, Symbol
+from diskmoe.grammar_draft.rules import Alternative, Literal, Ranges, Ref, Repeat, Symbol
 
 
 def write(
@@ -54,9 +54,7 @@ def write(
     first: list[Alternative] = []
     for state in queue:
         found: list[Alternative] = []
-        escaped = [
-            edge for edge in dfa.moves[state] if quoted and intersection(edge[0], MUST_ESCAPE)
-        ]
+        escaped = [edge for edge in dfa.moves[state] if quoted and _must_escape(edge[0])]
         for ranges, target in dfa.moves[state]:
             after = behind(target)
             if len(escaped) > 1:
@@ -79,6 +77,11 @@ def write(
         else:
             made.define(rules[state], found)
     return first
+
+
+def _must_escape(ranges: Ranges) -> bool:
+    """Whether a set has characters that cannot stand in a JSON string as they are."""
+    return ranges[0][0] < 32 or any(low <= 34 <= high or low <= 92 <= high for low, high in ranges)
 
 
 def joined(symbols: Sequence[Symbol]) -> Alternative:

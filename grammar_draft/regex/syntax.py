@@ -12,6 +12,7 @@ list of nodes, children before parents, the root last; nothing recurses.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from diskmoe.grammar_draft.regex.charsets import (
@@ -60,13 +61,14 @@ class Node(NamedTuple):
     high: int | None = None
 
 
-def parse(pattern: str) -> list[Node]:
+@lru_cache(256)
+def parse(pattern: str) -> tuple[Node, ...]:
     """Reads a pattern. Raises BadPattern with the character it happened at, counted from 1."""
     if len(pattern) > MAX_PATTERN:
         raise BadPattern(
             f"the pattern has {len(pattern)} characters; at most {MAX_PATTERN} are read"
         )
-    return _Parser(pattern).parse()
+    return tuple(_Parser(pattern).parse())
 
 
 class _Parser:

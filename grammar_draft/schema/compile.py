@@ -22,6 +22,7 @@ from diskmoe.grammar_draft.regex.dfa import TooLarge
 from diskmoe.grammar_draft.regex.emit import write
 from diskmoe.grammar_draft.rules import Alternative, Grammar, Ref
 from diskmoe.grammar_draft.schema.arrays import arrays
+from diskmoe.grammar_draft.schema.contraries import contrary
 from diskmoe.grammar_draft.schema.document import Document, Place
 from diskmoe.grammar_draft.schema.expand import Expander, kinds
 from diskmoe.grammar_draft.schema.facts import ALL, ANY, NEVER, TYPES, Facts, Node, exact
@@ -31,6 +32,7 @@ from diskmoe.grammar_draft.schema.objects import objects
 from diskmoe.grammar_draft.schema.profiles import Profile
 from diskmoe.grammar_draft.schema.strings import strings
 from diskmoe.grammar_draft.schema.values import fits, type_of
+from diskmoe.grammar_draft.tries import trie
 
 _SHOWN = 6  # ignored keywords that a note lists
 _KEYWORDS = {  # of the kinds of facts
@@ -96,7 +98,6 @@ class Compiler:
     # what the types ask
 
     def rule(self, node: Node) -> Ref:
-        """The rule of a node, which is worked out later."""
         if node == ANY:
             return self.made.shared("value")
         known = self._rules.get(node)
@@ -105,12 +106,17 @@ class Compiler:
             self._queue.append(node)
         return known
 
+    def ways(self, node: Node) -> list[Facts]:
+        return self.expander.ways(node)
+
+    def hopeless(self, node: Node) -> bool:
+        return self.expander.hopeless(node)
+
     def fits(self, node: Node, value: Any) -> bool:
         return fits(self.expander, node, value)
 
     def contrary(self, node: Node) -> Node:
-        """What is not `node`, a node of one schema."""
-        return self.keywords.contrary(node)
+        return contrary(node)
 
     def refuse(self, facts: Facts, kind: str, why: str) -> None:
         place = facts.places.get(kind, self.document.root)
@@ -123,7 +129,7 @@ class Compiler:
         label = self._label(node)
         words: dict[str, None] = {}
         found: dict[Alternative, None] = {}
-        for facts in self.expander.ways(node):
+        for facts in self.ways(node):
             try:
                 if facts.values is not None:
                     for value in facts.values:
@@ -139,8 +145,8 @@ class Compiler:
             except TooLarge as error:
                 place = self.keywords.places[node[0][0]]
                 raise self.document.error(place, f"this schema is too large: {error}") from None
-        trie = self.made.words([(text.encode(), ()) for text in words], label)
-        return [*trie, *found]
+        listed = trie(self.made, [(text.encode(), ()) for text in words], label)
+        return [*listed, *found]
 
     def _of_type(
         self,

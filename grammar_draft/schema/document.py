@@ -8,6 +8,7 @@ outside the document can be referred to.
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -120,26 +121,28 @@ class Document:
         """Looks at every value: is it JSON, how much is it, has it a name?"""
         self._resources[self.root.base] = self._resources[""] = self.root
         seen = 0
-        Link = tuple[Any, str | int]
-        queue: list[tuple[Any, Link | None, bool]] = [(self.root.value, None, False)]
+        # (value, how it was reached, whether its keys are names, whether it holds no schemas)
+        queue: list[tuple[Any, Any, bool, bool]] = [(self.root.value, None, False, False)]
         while queue:
-            value, link, names = queue.pop()
-            seen += 1
+            value, link, names, data = queue.pop()
+            seen += 1 + (len(value) if isinstance(value, list) else 0)
             if seen > MAX_VALUES:
                 raise BadGrammar(f"the schema has more than {MAX_VALUES} values", self.name)
             if isinstance(value, dict):
-                if "$id" in value or "$anchor" in value or "$dynamicAnchor" in value:
+                if not data and any(key in value for key in ("$id", "$anchor", "$dynamicAnchor")):
                     self._named(value, link)
                 for key, inner in value.items():
                     if not isinstance(key, str):
                         raise BadGrammar(
                             f"the schema has a key {shown(key)} that is no text", self.name
                         )
-                    if names or key not in _DATA:
-                        queue.append((inner, (link, key), key in _MAPS and not names))
+                    held = data or (not names and key in _DATA)
+                    queue.append((inner, (link, key), key in _MAPS and not names, held))
             elif isinstance(value, list):
-                queue += [(inner, (link, i), False) for i, inner in enumerate(value)]
-            elif not isinstance(value, str | int | float | bool | None):
+                queue += [(inner, (link, i), False, data) for i, inner in enumerate(value)]
+            elif not isinstance(value, str | int | float | None) or (
+                isinstance(value, float) and not isfinite(value)
+            ):
                 raise BadGrammar(f"the schema holds {shown(value)}, which is no JSON", self.name)
 
     def _named(self, value: dict[str, Any], link: Any) -> None:

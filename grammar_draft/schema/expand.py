@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from diskmoe.grammar_draft.schema.contraries import failing
 from diskmoe.grammar_draft.schema.document import Place, shown
 from diskmoe.grammar_draft.schema.facts import (
     ALL,
@@ -73,8 +74,9 @@ class Expander:
         known = self._ways.get(node)
         if known is None:
             self._open.add(node)
+            written = self.read(node)
             known, reason = [], self.reasons.get(node, "")
-            for facts in self.read(node):
+            for facts in written:
                 why = self._contradiction(facts, True)
                 reason = reason or why
                 if not why:
@@ -185,21 +187,21 @@ class Expander:
         known = self._read.get(key)
         if known is None:
             value = place.value
-            known = []
+            entries: list[Entry] = []
             if isinstance(value, dict):
                 self._check_keywords(place)
                 try:
                     if positive:
-                        known = self.keywords.holding(place)
+                        entries = self.keywords.holding(place)
                     else:
-                        known = [Either(self.keywords.failing(place))]
+                        entries = [Either(failing(self.keywords, place))]
                 except Inexpressible as error:
                     self.refuse(error.place, error.keyword, str(error))
                     if positive:
-                        known = self._salvaged(place, error)
+                        entries = self._salvaged(place, error)
             elif self.keywords.node(place, positive) == NEVER:
-                known = [Fact("types", (0, None), place)]
-            self._read[key] = known
+                entries = [Fact("types", (0, None), place)]
+            known = self._read[key] = entries
         return known
 
     def _salvaged(self, place: Place, error: Inexpressible) -> list[Entry]:

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from diskmoe.grammar_draft.regex.dfa import from_pattern
+from diskmoe.grammar_draft.regex.pattern import from_pattern
 from diskmoe.grammar_draft.schema.document import Place
 
 Node = tuple[tuple[int, bool], ...]
@@ -120,6 +121,16 @@ class Facts:
     some: list[Member] = field(default_factory=list)
     places: dict[str, Place] = field(default_factory=dict)  # where each kind was said last
 
+    @cached_property
+    def forbidden(self) -> set[Any]:
+        """The excluded values, `canonical`; asked for when all facts are known."""
+        return {canonical(value) for value in self.excluded}
+
+    @cached_property
+    def allowed(self) -> set[Any]:
+        """The values of const and enum, `canonical`; asked for when all facts are known."""
+        return {canonical(value) for value in self.values or ()}
+
     def item(self, index: int) -> Node:
         return both(items.node(index) for items in self.items)
 
@@ -193,6 +204,6 @@ def canonical(value: Any) -> Any:
     return ("object", frozenset((key, canonical(inner)) for key, inner in value.items()))
 
 
-def exact(value: int | float) -> Decimal:
+def exact(value: float) -> Decimal:
     """A JSON number as it was written, to the digit that a float keeps."""
     return Decimal(repr(value))

@@ -1,7 +1,7 @@
-"""What each keyword of a schema says, and what its contrary says.
+"""What each keyword of a schema says of a value: its values checked, its meaning as entries.
 
-`holding` turns a schema into entries, `failing` into the ways in which a value can break it. An entry
-is a `Fact`, an `Also` (another schema for the same value), or an `Either` (ways to choose from).
+An entry is a `Fact`, an `Also` (another schema for the same value), an `Either` (ways to choose from)
+or an `Exactly`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple, TypeAlias
 
+from diskmoe.grammar_draft.regex.dfa import TooLarge
+from diskmoe.grammar_draft.regex.pattern import from_pattern
+from diskmoe.grammar_draft.regex.syntax import BadPattern, parse
 from diskmoe.grammar_draft.schema.document import Document, Place, shown
 from diskmoe.grammar_draft.schema.facts import (
-    ALL,
     ANY,
     BIT,
     NEVER,
@@ -20,7 +22,6 @@ from diskmoe.grammar_draft.schema.facts import (
     Fact,
     Items,
     Keys,
-    Member,
     Node,
     exact,
 )
@@ -239,11 +240,28 @@ class Keywords:
         given = "additionalProperties" in schema
         return Keys(
             {name: self.node(below) for name, below in self.named(place, "properties").items()},
-            tuple((p, self.node(b)) for p, b in self.named(place, "patternProperties").items()),
+            tuple(self.key_patterns(place)),
             self.below(place, "additionalProperties") if given else ANY,
             given,
             self.profile.closed and bool(schema.get("properties")),
         )
+
+    def key_patterns(self, place: Place) -> Iterator[tuple[str, Node]]:
+        for pattern, below in self.named(place, "patternProperties").items():
+            try:
+                from_pattern(pattern)
+            except (BadPattern, TooLarge) as error:
+                raise Inexpressible(place, "patternProperties", str(error)) from None
+            yield pattern, self.node(below)
+
+    def pattern(self, place: Place) -> str:
+        """A pattern that can be read."""
+        pattern = self.text(place, "pattern")
+        try:
+            parse(pattern)
+        except BadPattern as error:
+            raise Inexpressible(place, "pattern", str(error)) from None
+        return pattern
 
     def contains(self, place: Place) -> Contains | None:
         if "contains" not in place.value:
@@ -269,14 +287,14 @@ class Keywords:
         for end, bound in self.bounds(place):
             say(end, bound)
         if "multipleOf" in schema:
-            say("multiples", (self._multiple(place), True))
+            say("multiples", (self.multiple(place), True))
         for kind, what in (("length", "Length"), ("size", "Items"), ("members", "Properties")):
             found = self.range(place, what)
             if found is not None:
                 say(kind, found)
         if "pattern" in schema:
-            say("patterns", (self.text(place, "pattern"), True))
-        if "format" in schema and self._known_format(place):
+            say("patterns", (self.pattern(place), True))
+        if "format" in schema and self.known_format(place):
             say("formats", (schema["format"], True))
         items, keys, contains = self.items(place), self.keys(place), self.contains(place)
         if items is not None:
@@ -334,150 +352,19 @@ class Keywords:
                 there += [Fact("required", other, place) for other in wanted]
             yield Either([[Fact("keys", Keys({name: NEVER}), place)], there])
 
-    def _multiple(self, place: Place) -> Decimal:
+    def multiple(self, place: Place) -> Decimal:
         found = self.quantity(place, "multipleOf")
         if found <= 0:
             raise self.error(place, f"multipleOf is {found}, not above 0")
         return found
 
-    def _known_format(self, place: Place) -> bool:
+    def known_format(self, place: Place) -> bool:
         name = self.text(place, "format")
         if name not in FORMATS:
             raise Inexpressible(
                 place, "format", f"{shown(name)} is not known; known are {', '.join(FORMATS)}"
             )
         return FORMATS[name] is not None
-
-    # what fails
-
-    def failing(self, place: Place) -> list[list[Entry]]:
-        """The ways in which a value breaks a schema."""
-        schema = place.value
-        ways: list[list[Entry]] = []
-
-        def way(kind: str, *entries: Entry) -> None:
-            mask = BIT[kind] if kind else ALL
-            ways.append([Fact("types", (mask, None), place), *entries])
-
-        def fact(kind: str, value: Any) -> Fact:
-            return Fact(kind, value, place)
-
-        def refuse(keyword: str, why: str) -> None:
-            raise Inexpressible(place, keyword, f"its contrary cannot be expressed ({why})")
-
-        types = self.types(place)
-        if types is not None:
-            ways.append([fact("types", (ALL & ~types[0], None))])
-            if types[1]:
-                ways.append([fact("types", (BIT["number"], False))])
-        for values in self.values(place):
-            ways.append([fact("excluded", values)])
-        for end, (bound, strict) in self.bounds(place):
-            way("number", fact("high" if end == "low" else "low", (bound, not strict)))
-        if "multipleOf" in schema:
-            way("number", fact("multiples", (self._multiple(place), False)))
-        for kind, what, of in (
-            ("length", "Length", "string"),
-            ("size", "Items", "array"),
-            ("members", "Properties", "object"),
-        ):
-            low, high = self.range(place, what) or (0, None)
-            if low:
-                way(of, fact(kind, (0, low - 1)))
-            if high is not None:
-                way(of, fact(kind, (high + 1, None)))
-        if "pattern" in schema:
-            way("string", fact("patterns", (self.text(place, "pattern"), False)))
-        if "format" in schema and self._known_format(place):
-            way("string", fact("formats", (schema["format"], False)))
-        self._failing_items(place, way, fact, refuse)
-        self._failing_keys(place, way, fact, refuse)
-        self._failing_applied(place, ways)
-        return ways
-
-    def _failing_items(self, place: Place, way: Any, fact: Any, refuse: Any) -> None:
-        schema = place.value
-        if schema.get("uniqueItems") is True:
-            refuse("uniqueItems", "an item that is there twice")
-        items, contains = self.items(place), self.contains(place)
-        if items is not None:
-            for i, node in enumerate(items.prefix):
-                bad = self.contrary(node)
-                way("array", fact("items", Items((*(ANY,) * i, bad))), fact("size", (i + 1, None)))
-            if items.rest == NEVER:
-                way("array", fact("size", (len(items.prefix) + 1, None)))
-            elif items.rest != ANY:
-                if items.prefix:
-                    refuse("items", "behind prefixItems")
-                way("array", fact("contains", Contains(self.contrary(items.rest), 1, None)))
-        if contains is not None:
-            if contains.low:
-                way("array", fact("contains", contains._replace(low=0, high=contains.low - 1)))
-            if contains.high is not None:
-                way("array", fact("contains", contains._replace(low=contains.high + 1, high=None)))
-        if schema.get("unevaluatedItems", True) is not True:
-            refuse("unevaluatedItems", "what another schema did not look at")
-
-    def _failing_keys(self, place: Place, way: Any, fact: Any, refuse: Any) -> None:
-        schema = place.value
-        for name in self.listed(place, schema.get("required", []), "required"):
-            way("object", fact("keys", Keys({name: NEVER})))
-        keys = self.keys(place)
-        if keys is not None:
-            for name, node in keys.names.items():
-                if node != ANY:
-                    bad = fact("keys", Keys({name: self.contrary(node)}))
-                    way("object", bad, fact("required", name))
-            patterns = tuple(pattern for pattern, _ in keys.patterns)
-            for pattern, node in keys.patterns:
-                if node != ANY:
-                    some = Member(frozenset(), (), pattern, self.contrary(node))
-                    way("object", fact("some", some))
-            if keys.rest != ANY:
-                some = Member(frozenset(keys.names), patterns, None, self.contrary(keys.rest))
-                way("object", fact("some", some))
-        if "propertyNames" in schema:
-            refuse("propertyNames", "a key of another kind")
-        for name, wanted in self.dependencies(place):
-            there = fact("required", name)
-            if isinstance(wanted, Place):
-                way("object", there, Also(wanted, False))
-            else:
-                for other in wanted:
-                    way("object", there, fact("keys", Keys({other: NEVER})))
-        if schema.get("unevaluatedProperties", True) is not True:
-            refuse("unevaluatedProperties", "what another schema did not look at")
-
-    def _failing_applied(self, place: Place, ways: list[list[Entry]]) -> None:
-        schema, at = place.value, self.document.at
-        for key in ("$ref", "$dynamicRef"):
-            if key in schema:
-                target = self.document.target(schema[key], place, key == "$dynamicRef")
-                ways.append([Also(target, False)])
-        if "allOf" in schema:
-            ways += [[Also(part, False)] for part in self.many(place, "allOf")]
-        if "not" in schema:
-            ways.append([Also(at(place, "not"), True)])
-        for key in ("anyOf", "oneOf"):
-            if key in schema:
-                ways.append([Also(part, False) for part in self.many(place, key)])
-        if "oneOf" in schema:
-            parts = self.many(place, "oneOf")
-            ways += [
-                [Also(one, True), Also(other, True)]
-                for i, one in enumerate(parts)
-                for other in parts[i + 1 :]
-            ]
-        if "if" in schema:
-            for key, holds in (("then", True), ("else", False)):
-                if key in schema:
-                    ways.append([Also(at(place, "if"), holds), Also(at(place, key), False)])
-
-    def contrary(self, node: Node) -> Node:
-        """The contrary of a node of one schema."""
-        if node in (ANY, NEVER):
-            return NEVER if node == ANY else ANY
-        return ((node[0][0], not node[0][1]),)
 
 
 def _check_depth(keywords: Keywords, place: Place, key: str, value: list[Any]) -> None:

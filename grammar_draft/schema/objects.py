@@ -8,7 +8,7 @@ calls that return are those of values.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from diskmoe.grammar_draft.json_rules import spelled, word
 from diskmoe.grammar_draft.regex.dfa import (
@@ -17,17 +17,16 @@ from diskmoe.grammar_draft.regex.dfa import (
     Dfa,
     TooLarge,
     combine,
-    from_pattern,
     of_words,
+    other_than,
 )
 from diskmoe.grammar_draft.regex.emit import joined, write
+from diskmoe.grammar_draft.regex.pattern import from_pattern
 from diskmoe.grammar_draft.rules import Alternative, Ref
+from diskmoe.grammar_draft.schema.builder import Builder
 from diskmoe.grammar_draft.schema.facts import ANY, NEVER, Facts, Keys, Member, Node, both
 from diskmoe.grammar_draft.schema.strings import automaton_of, union
-from diskmoe.grammar_draft.schema.values import fits
-
-if TYPE_CHECKING:
-    from diskmoe.grammar_draft.schema.compile import Compiler
+from diskmoe.grammar_draft.tries import trie
 
 _TRIES = 24  # optional members in a row whose keys are put into one trie at each place
 _MAX_STATES = 6000
@@ -45,20 +44,20 @@ class _State(NamedTuple):
     met: int
 
 
-def objects(compiler: Compiler, facts: Facts, label: str) -> list[Alternative]:
+def objects(builder: Builder, facts: Facts, label: str) -> list[Alternative]:
     """The alternatives of an object."""
-    made = compiler.made
+    made = builder.made
     if not facts.rest_of("object") or (
         not facts.required and all(k.rest == ANY and not k.names and not k.patterns for k in facts.keys)
         and facts.members == (0, None) and not facts.names and not facts.some
     ):  # fmt: skip
         return [made.any("object")]
-    return _Object(compiler, facts, label).alternatives()
+    return _Object(builder, facts, label).alternatives()
 
 
 class _Object:
-    def __init__(self, compiler: Compiler, facts: Facts, label: str):
-        self.compiler, self.made, self.label = compiler, compiler.made, label
+    def __init__(self, builder: Builder, facts: Facts, label: str):
+        self.builder, self.made, self.label = builder, builder.made, label
         self.facts = facts
         self.some = facts.some
         closed = any(k.closes for k in facts.keys) and not any(k.given for k in facts.keys)
@@ -67,13 +66,13 @@ class _Object:
         known: list[tuple[str, Node]] = []
         for name in listed:
             node = both(keys.node(name) for keys in facts.keys)
-            if not all(fits(compiler.expander, names, name) for names in facts.names):
+            if not all(builder.fits(names, name) for names in facts.names):
                 node = NEVER
             known.append((name, node))
         self.taken = list(listed)
-        if compiler.profile.required_first:
+        if builder.profile.required_first:
             known.sort(key=lambda pair: pair[0] not in facts.required)
-        self.named = [(n, node) for n, node in known if not compiler.expander.hopeless(node)]
+        self.named = [(n, node) for n, node in known if not builder.hopeless(node)]
         left = {name for name, _ in self.named}
         self.possible = all(name in left for name in facts.required)
         # per place the next named member that must come, or how many there are
@@ -101,8 +100,8 @@ class _Object:
         words = sorted({*self.taken, *(name for one in self.some for name in one.names)})
         extra = [word for word in words if word not in self.taken]
         allowed = [
-            union([automaton_of(way) for way in self.compiler.expander.ways(node) if way.types & 8])
-            if any(way.types & 8 for way in self.compiler.expander.ways(node))
+            union([automaton_of(way) for way in self.builder.ways(node) if way.types & 8])
+            if any(way.types & 8 for way in self.builder.ways(node))
             else of_words([])
             for node in facts.names
         ]
@@ -117,7 +116,7 @@ class _Object:
             word = next((w for w, l in zip(extra, labels[1:first], strict=True) if l != NO), None)
             matched = {p for p, l in zip(patterns, labels[first:after], strict=True) if l != NO}
             node = both(_value(keys, matched) for keys in facts.keys)
-            if self.compiler.expander.hopeless(node):
+            if self.builder.hopeless(node):
                 return NO
             meets = 0
             for i, one in enumerate(self.some):
@@ -127,9 +126,10 @@ class _Object:
                 nodes.append((node, meets))
             return nodes.index((node, meets))
 
-        if len(parts) == 1 and not self.taken:
+        if len(parts) == 1:
             label((NO,))
-            return (ANYTHING if nodes else None), nodes
+            dfa = other_than(tuple(self.taken)) if self.taken else ANYTHING
+            return (dfa if nodes else None), nodes
         dfa = combine(parts, label, tuple(range(after, len(parts))))
         return (None if dfa.empty else dfa), nodes
 
@@ -141,7 +141,7 @@ class _Object:
         if self.others is None and high is not None and high >= len(self.named):
             high = None
         if self.others is not None and low > len(self.named) + 1:
-            self.compiler.refuse(
+            self.builder.refuse(
                 self.facts,
                 "members",
                 f"of {low} members only {len(self.named)} are named, and others could repeat a key",
@@ -153,11 +153,11 @@ class _Object:
         made = self.made
         if not self.possible:
             return []
-        if self.others is ANYTHING and not self.named and not self.some:
-            if self.low == 0 or (self.low == 1 and self.high is None):
-                value = self.compiler.rule(self.nodes[0][0])
-                member = (made.shared("string"), *made.colon(), value)
-                return [made.members("{", member, "}", self.low, self.high)]
+        free = self.others is ANYTHING and not self.named and not self.some
+        if free and (self.low == 0 or (self.low == 1 and self.high is None)):
+            value = self.builder.rule(self.nodes[0][0])
+            member = (made.shared("string"), *made.colon(), value)
+            return [made.members("{", member, "}", self.low, self.high)]
         state = _State(0, 0, 0, False, 0)
         opened = (word("{"), *made.ws())
         first: list[Alternative] = [(word("}"),)] if self._may_close(state) else []
@@ -211,7 +211,7 @@ class _Object:
         else:
             chained = False
         keys = [(spelled(self.named[i][0]).encode(), (self._after(state, i),)) for i in run]
-        found = self.made.words(keys, self.label)
+        found = trie(self.made, keys, self.label)
         if chained:
             found.append((self._rule("more", state._replace(next=state.next + 1)),))
         elif open_:
@@ -259,7 +259,7 @@ class _Object:
         for some, met in choices:
             if some != NEVER:
                 after = state._replace(met=state.met | met)
-                value = self.compiler.rule(some)
+                value = self.builder.rule(some)
                 found.append(joined((*made.colon(), value, *made.ws(), self._rule("rest", after))))
         return found
 

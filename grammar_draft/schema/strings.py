@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from diskmoe.grammar_draft.json_rules import word
 from diskmoe.grammar_draft.regex.dfa import (
@@ -13,31 +12,29 @@ from diskmoe.grammar_draft.regex.dfa import (
     TooLarge,
     combine,
     every,
-    from_pattern,
     of_length,
     of_words,
     without,
 )
 from diskmoe.grammar_draft.regex.emit import joined, single_class, write, write_shape
+from diskmoe.grammar_draft.regex.pattern import from_pattern
 from diskmoe.grammar_draft.regex.syntax import parse
 from diskmoe.grammar_draft.rules import Alternative, Repeat
+from diskmoe.grammar_draft.schema.builder import Builder
 from diskmoe.grammar_draft.schema.facts import Facts, Range
 from diskmoe.grammar_draft.schema.formats import pattern_of
-
-if TYPE_CHECKING:
-    from diskmoe.grammar_draft.schema.compile import Compiler
 
 MAX_LENGTH = 150_000  # characters of a bounded string; more is a rule larger than all may be
 
 
-def strings(compiler: Compiler, facts: Facts, label: str) -> list[Alternative]:
+def strings(builder: Builder, facts: Facts, label: str) -> list[Alternative]:
     """The alternatives of a string."""
-    made = compiler.made
+    made = builder.made
     excluded = [value for value in facts.excluded if isinstance(value, str)]
     patterns = patterns_of(facts)
     low, high = facts.length
     if max(low, high or 0) > MAX_LENGTH:
-        compiler.refuse(facts, "length", f"more than {MAX_LENGTH} characters are not counted")
+        builder.refuse(facts, "length", f"more than {MAX_LENGTH} characters are not counted")
         low, high = (0 if low > MAX_LENGTH else low), None
     if not patterns and not excluded:
         if (low, high) == (0, None):
@@ -58,25 +55,26 @@ def strings(compiler: Compiler, facts: Facts, label: str) -> list[Alternative]:
                 return [(word('""'),)] if least == 0 else []
             character = made.item((made.character(ranges, True),), label)
             return [joined((word('"'), Repeat(character, least, most), word('"')))]
+    known = made.known(("string", patterns, low, high, *excluded))
+    if known is not None:
+        return [(known,)]
     try:
         dfa = automaton(patterns, (low, high), tuple(excluded))
     except TooLarge as error:
         if only is None:
-            compiler.refuse(facts, "patterns" if patterns else "excluded", str(error))
+            builder.refuse(facts, "patterns" if patterns else "excluded", str(error))
             return [made.sized_string(low, high)]
         if (low, high) != (0, None):
-            compiler.refuse(
+            builder.refuse(
                 facts, "length", f"beside the pattern of #/pattern it is too much: {error}"
             )
         return [joined((word('"'), *write_shape(made, parse(only), label, True), word('"')))]
     if dfa.empty:
         return []
     found = write(made, dfa, [(word('"'),)], label, True)
-    return (
-        [joined((word('"'), *found[0]))]
-        if len(found) == 1
-        else [(word('"'), made.rule(label, found))]
-    )
+    rest = found[0] if len(found) == 1 else (made.rule(label, found),)
+    key = ("string", patterns, low, high, *excluded)
+    return [(made.kept(key, label, [joined((word('"'), *rest))]),)]
 
 
 def patterns_of(facts: Facts) -> tuple[tuple[str, bool], ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from diskmoe.grammar_draft.regex.dfa import from_pattern
+from diskmoe.grammar_draft.regex.pattern import from_pattern
 from diskmoe.grammar_draft.schema.facts import (
     ANY,
     BIT,
@@ -19,26 +19,27 @@ from diskmoe.grammar_draft.schema.facts import (
 )
 from diskmoe.grammar_draft.schema.formats import pattern_of
 
-if TYPE_CHECKING:
-    from diskmoe.grammar_draft.schema.expand import Expander
+
+class Ways(Protocol):
+    """Who knows the ways to satisfy a node."""
+
+    def read(self, node: Node) -> list[Facts]: ...
 
 
-def fits(expander: Expander, node: Node, value: Any) -> bool:
+def fits(known: Ways, node: Node, value: Any) -> bool:
     """Whether a value satisfies a node. As deep as the value is."""
     if node == ANY or node == NEVER:
         return node == ANY
-    return any(holds(expander, facts, value) for facts in expander.read(node))
+    return any(holds(known, facts, value) for facts in known.read(node))
 
 
-def holds(expander: Expander, facts: Facts, value: Any) -> bool:
+def holds(known: Ways, facts: Facts, value: Any) -> bool:
     """Whether facts are true of a value."""
     kind = type_of(value)
     if not facts.types & BIT[kind]:
         return False
     same = canonical(value)
-    if facts.values is not None and not any(canonical(other) == same for other in facts.values):
-        return False
-    if any(canonical(other) == same for other in facts.excluded):
+    if same in facts.forbidden or (facts.values is not None and same not in facts.allowed):
         return False
     if kind == "number":
         return number_fits(facts, exact(value))
@@ -51,9 +52,9 @@ def holds(expander: Expander, facts: Facts, value: Any) -> bool:
             ]
         )
     if kind == "array":
-        return _array_fits(expander, facts, value)
+        return _array_fits(known, facts, value)
     if kind == "object":
-        return _object_fits(expander, facts, value)
+        return _object_fits(known, facts, value)
     return True
 
 
@@ -88,32 +89,29 @@ def _within(bounds: Range, count: int) -> bool:
     return bounds[0] <= count and (bounds[1] is None or count <= bounds[1])
 
 
-def _array_fits(expander: Expander, facts: Facts, value: list[Any]) -> bool:
+def _array_fits(known: Ways, facts: Facts, value: list[Any]) -> bool:
     if not _within(facts.size, len(value)):
         return False
     if facts.unique and len({canonical(item) for item in value}) < len(value):
         return False
-    if not all(fits(expander, facts.item(i), item) for i, item in enumerate(value)):
+    if not all(fits(known, facts.item(i), item) for i, item in enumerate(value)):
         return False
     return all(
-        _within((wanted.low, wanted.high), sum(fits(expander, wanted.node, v) for v in value))
+        _within((wanted.low, wanted.high), sum(fits(known, wanted.node, v) for v in value))
         for wanted in facts.contains
     )
 
 
-def _object_fits(expander: Expander, facts: Facts, value: dict[str, Any]) -> bool:
+def _object_fits(known: Ways, facts: Facts, value: dict[str, Any]) -> bool:
     if not _within(facts.members, len(value)) or any(name not in value for name in facts.required):
         return False
     for name, inner in value.items():
         node = both(keys.node(name) for keys in facts.keys)
-        if not fits(expander, node, inner):
+        if not fits(known, node, inner):
             return False
-        if not all(fits(expander, names, name) for names in facts.names):
+        if not all(fits(known, names, name) for names in facts.names):
             return False
     return all(
-        any(
-            some.speaks_of(name) and fits(expander, some.node, inner)
-            for name, inner in value.items()
-        )
+        any(some.speaks_of(name) and fits(known, some.node, inner) for name, inner in value.items())
         for some in facts.some
     )

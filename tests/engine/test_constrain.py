@@ -132,7 +132,8 @@ def test_the_command_line_enforces_a_schema_given_as_text(tiny_path: Path, capsy
     schema = '{"enum": ["left", "right"]}'
     code, text, err = cli(capsys, tiny_path, "x", "--schema", schema, "--constrain", "1")
     assert code == 0 and text in ('"left"', '"right"')
-    assert "\nconstrain the text follows SCHEMA\n" in err and "only drafts" not in err
+    assert "\nconstrain the text follows SCHEMA (" in err and " from its first byte on\n" in err
+    assert "only drafts" not in err
     code, text, err = cli(capsys, tiny_path, "x", "--schema", schema, "--ngen", "4")
     assert code == 0 and text not in ('"left"', '"right"')
     assert "note      SCHEMA only drafts; CONSTRAIN=1 makes the text follow it" in err

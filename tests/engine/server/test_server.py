@@ -87,6 +87,30 @@ def test_a_stop_string_ends_the_text_before_it(client: httpx.Client) -> None:
     assert reply.json()["choices"][0]["finish_reason"] == "stop"
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ada", "Bob"]}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_answer_follows_the_schema_that_is_asked_for(client: httpx.Client, seed: int) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "p", "schema": SCHEMA, "strict": True}}
+    reply = ask(client, response_format=wanted, max_tokens=400, temperature=1, seed=seed)
+    found = json.loads(content(reply))
+    assert found["name"] in ("Ada", "Bob") and isinstance(found["age"], int)
+    assert reply.json()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_grammar_and_any_json_object(client: httpx.Client) -> None:
+    assert content(ask(client, grammar='root ::= "yes" | "no"')) in ("yes", "no")
+    reply = ask(client, response_format={"type": "json_object"}, max_tokens=5)
+    assert content(reply).startswith("{")
+    assert content(ask(client, response_format={"type": "text"})) == content(ask(client))
+
+
 def test_models_health_and_metrics(client: httpx.Client) -> None:
     assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
     assert client.get("/v1/models/tiny").json()["context"] == CONTEXT
@@ -131,6 +155,27 @@ BAD: list[tuple[Any, int, str | None, str]] = [
     ({**ASK, "frequency_penalty": 0.5}, 400, "frequency_penalty", "nothing else is supported"),
     ({**ASK, "logit_bias": {"5": 1}}, 400, "logit_bias", "nothing else is supported"),
     ({**ASK, "logprobs": True}, 400, "logprobs", "nothing else is supported"),
+    ({**ASK, "grammar": "root ::= x"}, 400, "grammar", "x"),
+    ({**ASK, "response_format": {"type": "xml"}}, 400, "response_format.type", "one of text"),
+    ({**ASK, "response_format": {}}, 400, "response_format.type", "one of text"),
+    (
+        {**ASK, "response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        400,
+        "response_format.json_schema.schema",
+        "a JSON Schema",
+    ),
+    (
+        {**ASK, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}},
+        400,
+        "response_format",
+        "type",
+    ),
+    (
+        {**ASK, "grammar": 'root ::= "a"', "response_format": {"type": "json_object"}},
+        400,
+        "grammar",
+        "left out beside",
+    ),
     ({**ASK, "temprature": 1}, 400, "temprature", "did you mean temperature?"),
     ({**ASK, "model": "gpt-9"}, 404, "model", "there is 'tiny'"),
     ({**ASK, "messages": [{"role": "user", "content": "x" * 1500}]}, 400, None, "CTX is 1024"),
