@@ -47,7 +47,8 @@ def experiment(**changes: Any) -> Experiment:
 
 def run(**changes: Any) -> Run:
     made = replace(example(Run, full=True), arm="a", rung=0, prompt=0, repeat=0, order=0)
-    return replace(made, **changes)
+    some = replace(made.figures, acceptance={"näme": Acceptance(7, 7, ((7, 7),))})
+    return replace(made, **{"figures": some, **changes})
 
 
 def figures(**changes: Any) -> Figures:
