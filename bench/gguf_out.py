@@ -20,6 +20,7 @@ import numpy.typing as npt
 from diskmoe.bench.weights import Block
 from diskmoe.engine.errors import BadOutput
 from diskmoe.engine.model.config import ModelConfig
+from diskmoe.engine.model.rope import Yarn
 from diskmoe.experts.formats import FORMATS, round_to_bf16
 
 _TYPES = {
@@ -196,12 +197,13 @@ def _describe(
         writer.add_clamp_kqv(config.clip_qkv)
     if any(config.windows):
         writer.add_sliding_window(max(config.windows))
-    if config.yarn is not None:
+    yarn = config.rope_scaling
+    if isinstance(yarn, Yarn):  # the only one that a shape has
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(config.yarn.factor)
-        writer.add_rope_scaling_orig_ctx_len(config.yarn.trained)
-        writer.add_rope_scaling_yarn_beta_fast(config.yarn.fast)
-        writer.add_rope_scaling_yarn_beta_slow(config.yarn.slow)
+        writer.add_rope_scaling_factor(yarn.factor)
+        writer.add_rope_scaling_orig_ctx_len(yarn.trained)
+        writer.add_rope_scaling_yarn_beta_fast(yarn.fast)
+        writer.add_rope_scaling_yarn_beta_slow(yarn.slow)
     _add_tokenizer(writer, config.vocab)
 
 

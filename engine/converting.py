@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from diskmoe.experts.records import chosen_expert_format
 
 Say = Callable[[str], None]
 LINES_EVERY_SECONDS = 2.0
+SPEED_OF_SECONDS = 30.0  # time left is reckoned from so many
 
 
 def convert_model(
@@ -71,9 +73,10 @@ def convert_model(
         experts = "q4"
     manifest = Manifest(checkpoint, plan, experts, dense)
     budget = int(ram_gb * 2**30) if ram_gb else auto_budget(available_memory())[0]
-    needs = forecast(checkpoint, plan, manifest, threads or usable_cores()[0], budget)
+    there = next(place for place in (out, *out.absolute().parents) if place.is_dir())
+    needs = forecast(checkpoint, plan, manifest, threads or usable_cores()[0], budget, there)
     kept = manifest.facts.expert_format == chosen_expert_format(checkpoint, plan, None)
-    for line in plan_lines(config, manifest, needs, out, kept):
+    for line in plan_lines(config, manifest, needs, there, kept):
         say(line)
     if isinstance(checkpoint, GgufCheckpoint):
         told = describe_types(checkpoint, manifest)
@@ -95,15 +98,14 @@ def convert_model(
 
 
 def plan_lines(
-    config: ModelConfig, manifest: Manifest, needs: Forecast, out: Path, kept: bool
+    config: ModelConfig, manifest: Manifest, needs: Forecast, there: Path, kept: bool
 ) -> list[str]:
-    """What will be made of what, and what that takes."""
+    """What will be made of what, and what that takes. there: a directory where it will lie."""
     facts, plan = manifest.facts, manifest.plan
     types = ", ".join(f"{kind} {shown_bytes(nbytes)}" for kind, nbytes in needs.source.items())
     weights = len(facts.layers) * facts.n_experts * 3 * plan.ffn * plan.hidden
     dense = dict.fromkeys(layout.format for layout in manifest.layouts.values())
     dense = sorted(dense, key=lambda fmt: fmt != facts.dense_format)  # that of most weights first
-    there = next(place for place in (out, *out.parents) if place.is_dir())
     shape, experts = f"{config.layers} layers, no experts", ""
     if weights:
         bits, as_they_are = 8 * needs.expert_nbytes / weights, " as they are" if kept else ""
@@ -118,7 +120,8 @@ def plan_lines(
         f"convert   {config.family}, {shape}",
         f"source    {shown_bytes(sum(needs.source.values()))}: {types}",
         f"target    {shown_bytes(needs.nbytes)}: {target}",
-        f"needs     about {memory} of memory and {seconds} with {needs.threads} thread(s)",
+        f"needs     about {memory} of memory and {seconds} with {needs.threads} thread(s)"
+        + _shown_speeds(needs),
     ]
     if config.quantisation is not None:
         formats = dict.fromkeys(expert_formats(facts.expert_format))
@@ -139,6 +142,12 @@ def _fate(coding: str, fmt: str) -> str:
     }
     anew = "dequantised exactly" + ("" if fmt == "f32" else ", then rounded once")
     return fates.get((coding, fmt), anew)
+
+
+def _shown_speeds(needs: Forecast) -> str:
+    speeds = (("read", needs.read_bps), ("write", needs.write_bps))
+    told = [f"{what} {shown_bytes(int(bps))}/s" for what, bps in speeds if bps is not None]
+    return f"; the disk: {', '.join(told)}" if told else ""
 
 
 def shown_seconds(seconds: float) -> str:
@@ -167,23 +176,25 @@ def export_model(source: Path, out: Path, say: Say) -> None:
 def progress_lines(say: Say, word: str) -> Callable[[int, int, str], None]:
     """tell(done, total, what): says how far the bytes are and how long it takes, now and then.
 
-    What was done before the first call, by an earlier run, says nothing about time.
+    Time left is reckoned from the last half minute: a disk's speed changes, and what was done before
+    the first call, by an earlier run, says nothing about it.
     """
-    first: tuple[float, int] | None = None
-    last = 0.0
+    lately: deque[tuple[float, int]] = deque()  # when a line was said, or the first call was: bytes
 
     def tell(done: int, total: int, what: str) -> None:
-        nonlocal first, last
         now = time.perf_counter()
-        if first is None:
-            first, last = (now, done), now
-        began, before = first
-        if now - last < LINES_EVERY_SECONDS or done <= before:
+        if not lately:
+            lately.append((now, done))
+        if now - lately[-1][0] < LINES_EVERY_SECONDS or done <= lately[0][1]:
             return
-        last = now
-        left = (now - began) * (total - done) / (done - before)
+        began, before = lately[0]
+        lately.append((now, done))
+        while now - lately[1][0] > SPEED_OF_SECONDS:
+            lately.popleft()
+        left = shown_seconds((now - began) * (total - done) / (done - before))
+        bps = shown_bytes(int((done - before) / (now - began)))
         say(
-            f"{word:<9} {what}: {shown_bytes(done)} of {shown_bytes(total)}, about {left:.0f} s left"
+            f"{word:<9} {what}: {shown_bytes(done)} of {shown_bytes(total)}, {bps}/s, about {left} left"
         )
 
     return tell

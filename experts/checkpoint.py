@@ -179,8 +179,9 @@ class Checkpoint:
         return name in self._infos or name + INT4_CODES in self._infos
 
     def info(self, name: str) -> TensorInfo:
-        """Where the tensor lies; BadModel with its name and layer when there is none."""
-        info = self._infos.get(name)
+        """Where the tensor lies, or a matrix's codes; BadModel with its name and layer when there is
+        none."""
+        info = self._infos.get(name) or self._infos.get(name + INT4_CODES)
         if info is None:
             raise self._missing(name)
         return info

@@ -238,7 +238,7 @@ def dequantise(
         return weights.reshape(rows, cols)
     fmt = Quantised(values, scales, minima=minima).format
     if fmt == "fp8":
-        numbers = _e4m3_numbers()[values]
+        numbers = e4m3_numbers()[values]
         for block in range(scales.shape[1]):  # no memory beside the numbers
             of_rows = np.repeat(scales[:, block], TILE)[:rows, None]
             numbers[:, block * FP8_COLUMNS : (block + 1) * FP8_COLUMNS] *= of_rows
@@ -258,7 +258,7 @@ def dequantise(
     return grouped.reshape(rows, cols)
 
 
-def _e4m3_numbers() -> npt.NDArray[np.float32]:
+def e4m3_numbers() -> npt.NDArray[np.float32]:
     """The number of each e4m3 code; 0x7F and 0xFF are NaN."""
     codes = np.arange(256, dtype=np.uint32)
     pattern = (codes & 0x7F) << 20 | (codes & 0x80) << 24

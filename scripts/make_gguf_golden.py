@@ -162,6 +162,15 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "MixtralForCausalLM",
         {"model_type": "mixtral", "num_local_experts": 4, "intermediate_size": 32},
     ),
+    "llama": ("LlamaForCausalLM", {"model_type": "llama", "intermediate_size": 64}),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        {"model_type": "qwen2", "intermediate_size": 64, "tie_word_embeddings": True},
+    ),
+    "qwen3": (
+        "Qwen3ForCausalLM",
+        {"model_type": "qwen3", "head_dim": 16, "intermediate_size": 64, "num_key_value_heads": 2},
+    ),
     "qwen2_moe": (
         "Qwen2MoeForCausalLM",
         {

@@ -318,3 +318,13 @@ def test_a_hidden_size_without_room_for_the_routing_is_refused() -> None:
     with pytest.raises(BadRequest, match="no room"):
         shape = Shape("olmoe", {**real.config, "hidden_size": 128}, "olmoe")
         Synthetic.make(shape, 1, "uniform", "q4", "q8", 0)
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_two_layers_of_every_shape_are_a_model_of_a_family(name: str) -> None:
+    """As published, but for the layers; what runs of them take is seen by scripts/synth_shapes.py,
+    and texts of small ones by the tests of decoding."""
+    model = Synthetic.make(SHAPES[name], 2, "uniform", "q4", "q8", 0)
+    assert model.config.layers == 2 and model.config.moe_layers[-1] == 1
+    assert model.config.vocab == SHAPES[name].config["vocab_size"]
+    assert model.config.hidden - RESERVED > 0 and model.plan.n_experts == model.config.experts

@@ -105,13 +105,13 @@ def test_the_config_says_what_the_hubs_says(name):
     differ = {
         field for field in hub.__dataclass_fields__ if getattr(hub, field) != getattr(theirs, field)
     }
-    # the tokenizer's ids; what a family's other name says; yarn is compared next
-    assert differ <= {"eos_ids", "bos_id", "yarn", "mtp_layers", "family"}
-    if hub.yarn is not None and theirs.yarn is not None:
-        for field in hub.yarn.__dataclass_fields__:
-            assert getattr(theirs.yarn, field) == pytest.approx(getattr(hub.yarn, field), 1e-6)
-    else:
-        assert hub.yarn is theirs.yarn is None
+    # what a family's other name says; yarn is compared next
+    assert differ <= {"rope_scaling", "mtp_layers", "mtp_announced", "family"}
+    yarn = hub.rope_scaling
+    assert type(yarn) is type(theirs.rope_scaling)
+    for field in () if yarn is None else yarn.__dataclass_fields__:
+        found = getattr(theirs.rope_scaling, field)
+        assert found == pytest.approx(getattr(yarn, field), 1e-6)
 
 
 def test_the_mtp_layer_of_a_gguf_is_kept(tmp_path):

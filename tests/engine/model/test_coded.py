@@ -12,6 +12,7 @@ from tiny_model import (
     running,
     tiny_config,
     with_fp8,
+    with_fp8_factors,
     with_int4,
     write_checkpoint,
 )
@@ -28,7 +29,12 @@ from diskmoe.experts.safetensors_io import read_tensor
 from diskmoe.experts.tiles import aligned_zeros, unpack_values
 
 IDS = [5, 9, 33, 2, 50, 7, 8, 41, 3, 77]
-WAYS = {"fp8": with_fp8, "int4": with_int4}
+WAYS = {
+    "fp8": with_fp8,
+    "fp8 by row": lambda config, tensors: with_fp8_factors(config, tensors, "channel"),
+    "fp8 by tensor": lambda config, tensors: with_fp8_factors(config, tensors, "tensor"),
+    "int4": with_int4,
+}
 GATE = "model.layers.1.mlp.experts.2.gate_proj.weight"
 
 
@@ -80,7 +86,10 @@ def test_codes_are_widened_exactly(tmp_path, way):
 
 @pytest.mark.parametrize(
     ("way", "targets"),
-    [("fp8", [("q4", "q8"), ("q4g64", "bf16")]), ("int4", [("q4g64", "q8"), ("mxfp4", "bf16")])],
+    [
+        *((way, [("q4", "q8"), ("q4g64", "bf16")]) for way in WAYS if way != "int4"),
+        ("int4", [("q4g64", "q8"), ("mxfp4", "bf16")]),
+    ],
 )
 def test_what_is_quantised_anew_is_dequantised_once(tmp_path, way, targets):
     codes, plain = written(tmp_path, way)
@@ -94,7 +103,10 @@ def test_what_is_quantised_anew_is_dequantised_once(tmp_path, way, targets):
             assert np.array_equal(ours.f32(name), theirs.f32(name)), name
 
 
-@pytest.mark.parametrize(("way", "fmt"), [("fp8", "fp8"), ("int4", "int4")])
+@pytest.mark.parametrize(
+    ("way", "fmt"),
+    [("fp8", "fp8"), ("fp8 by tensor", "fp8"), ("fp8 by row", "f32"), ("int4", "int4")],
+)
 def test_kept_codes_stand_for_the_same_numbers(tmp_path, way, fmt):
     codes, plain = written(tmp_path, way)
     kept = Container.open(converted(codes, None, None))
@@ -195,8 +207,9 @@ def test_beside_plain_experts_int4_keeps_its_codes_in_q4_where_only_steps_are_ro
         assert np.isfinite(found).all()
 
 
-def test_fp8_is_multiplied_as_it_is_with_no_rounding_of_rows(tmp_path):
-    codes, plain = written(tmp_path, "fp8")
+@pytest.mark.parametrize("way", ["fp8", "fp8 by row", "fp8 by tensor"])
+def test_fp8_is_multiplied_as_it_is_with_no_rounding_of_rows(tmp_path, way):
+    codes, plain = written(tmp_path, way)
     expected = logits(plain)
     found = logits(codes, slots=2)
     assert np.abs(found - expected).max() < 1e-4
@@ -238,16 +251,19 @@ def test_a_scale_beyond_half_precision_is_not_lost(tmp_path):
 
 def spoil(way: str, change: str, stored: Stored) -> None:
     scales = GATE + ("_scale_inv" if way == "fp8" else "_scale")
+    first = (0,) * stored[scales].ndim
     if change == "missing":
         del stored[scales]
     elif change == "shape":
-        stored[scales] = np.zeros((1, 1), np.float32)
+        stored[scales] = np.zeros((3, 1), np.float32)
     elif change == "dtype":
         stored[scales] = stored[scales].astype(np.int32)
     elif change == "NaN":
         stored[GATE][7, 3] = 0x7F
     elif change.startswith("infinite"):
-        stored[scales][0, 0] = np.inf
+        stored[scales][first] = np.inf
+    elif change == "a scale that is NaN":
+        stored[scales][first] = np.nan
     else:
         stored[GATE + "_packed"] = np.zeros((160, 3), np.int32)
 
@@ -259,11 +275,20 @@ def spoil(way: str, change: str, stored: Stored) -> None:
         (
             "fp8",
             "shape",
-            "shape [1, 1]; the scales of F8_E4M3 [160, 160] are floats of shape [2, 2]",
+            "shape [3, 1]; the scales of F8_E4M3 [160, 160] are floats of shape [2, 2]",
         ),
         ("fp8", "dtype", "is I32 of shape [2, 2]"),
         ("fp8", "NaN", "not a number"),
         ("fp8", "infinite", "not a number"),
+        ("fp8", "a scale that is NaN", "not a number"),
+        ("fp8 by row", "missing", "_scale_inv' are missing"),
+        ("fp8 by row", "shape", "or [1] or [1, 1] or [160] or [160, 1]"),
+        ("fp8 by row", "NaN", "not a number"),
+        ("fp8 by row", "infinite", "not a number"),
+        ("fp8 by row", "a scale that is NaN", "not a number"),
+        ("fp8 by tensor", "missing", "_scale_inv' are missing"),
+        ("fp8 by tensor", "infinite", "not a number"),
+        ("int4", "a scale that is NaN", "not a number"),
         ("int4", "missing", "_scale' are missing"),
         ("int4", "shape", "the scales of I32 [160, 20] are floats of shape [160, 1]"),
         ("int4", "words", "[160, 3]; packed int4 is I32"),
@@ -280,6 +305,22 @@ def test_codes_and_scales_that_do_not_fit_are_refused_by_name(tmp_path, way, cha
         converted(folder, "q4" if change.endswith("q4") else "q8", "q8")
     message = str(caught.value)
     assert said in message and "experts.2.gate_proj" in message and "\n" not in message
+
+
+def test_a_dense_matrix_with_a_scale_that_is_no_number_is_refused_by_name(tmp_path):
+    raw = tiny_config("qwen3_moe", moe_intermediate_size=64, num_hidden_layers=1)
+    tensors = random_tensors(raw, 1)
+    name, moved = "model.layers.0.self_attn.o_proj.weight", "model.layers.0.experts.o_proj.weight"
+    tensors[moved] = tensors.pop(name)  # what is of experts is coded
+    coded, stored, _ = with_int4(raw, tensors)
+    for ending in ("_packed", "_scale", "_shape"):
+        stored[name + ending] = stored.pop(moved + ending)
+    stored[name + "_scale"][17, 1] = np.inf
+    folder = write_checkpoint(tmp_path, coded, stored)
+    with pytest.raises(BadModel) as caught:
+        converted(folder, "q4", "q8")
+    message = str(caught.value)
+    assert "self_attn.o_proj" in message and "not a number" in message and "\n" not in message
 
 
 def test_a_config_that_says_nothing_of_it_changes_nothing(tmp_path):
