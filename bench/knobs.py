@@ -44,9 +44,9 @@ class Situation:
     budget_bytes: int
     fixed_bytes: int
     set_bytes: int  # a slot in every layer
-    most_bytes: int  # the largest budget that the machine would give
     threads: int
-    cores: int
+    cores: int = 0  # that can be used
+    most_bytes: int = 0  # the largest budget that the machine would give
     speeds_on_cores: Speeds | None = None  # where fewer or more threads than cores were set
     readings: tuple[Reading, ...] = ()  # (): reads are answered from memory, or slowed down
     reading: Reading | None = None  # the run's own
@@ -80,10 +80,8 @@ class Situation:
         """Tokens per second, were a token's weights and its misses to take so long."""
         before = _miss_seconds(self.work, self.speeds, 1 - self.hit_rate)
         wait = self.wait_seconds * misses / before if before else 0.0
-        computed, now = (
-            1 / self.tok_per_s - self.wait_seconds,
-            _weight_seconds(self.work, self.speeds),
-        )
+        now = _weight_seconds(self.work, self.speeds)
+        computed = 1 / self.tok_per_s - self.wait_seconds
         # where kernels were faster than when they were measured alone, all of it is theirs
         rest = max(0.0, computed - now)
         return 1 / (wait + rest + weights * min(1.0, computed / now))
@@ -132,8 +130,7 @@ def knobs(now: Situation) -> list[Knob]:
         for knob in make(now)
         if knob.tok_per_s >= WORTH * now.tok_per_s
     ]
-    key = lambda knob: (not knob.within, not knob.same_text, not knob.certain, -knob.tok_per_s)
-    return sorted(found, key=key)
+    return sorted(found, key=lambda k: (not k.within, not k.same_text, not k.certain, -k.tok_per_s))
 
 
 def _slots(now: Situation) -> Iterator[Knob]:
@@ -208,18 +205,18 @@ def _format(now: Situation) -> Iterator[Knob]:
         return
     name, nbytes = now.smaller
     share = nbytes / now.work.expert_bytes
-    slots = now.slots / share
+    slots = min(now.slots / share, max(now.replayed))
     work = replace(now.work, expert_bytes=nbytes, read_bytes=round(now.work.read_bytes * share))
     rate = now.hit_rate_with(slots)
-    yield Knob(
-        "convert --experts",
-        name,
-        now.expected(work=work, hit_rate=rate),
-        f"a record has {100 * share:.0f} % of the bytes, and {slots:.0f} slots a layer instead of "
-        f"{now.slots} would hit {100 * rate:.0f} % instead of {100 * now.hit_rate:.0f} %; the text "
-        "changes, see bench ppl",
-        same_text=False,
-    )
+    reason = f"a record has {100 * share:.0f} % of the bytes"
+    if rate > now.hit_rate:
+        reason += (
+            f", and {slots:.0f} slots a layer instead of {now.slots} would hit {100 * rate:.0f} % "
+            f"instead of {100 * now.hit_rate:.0f} %"
+        )
+    reason += "; the text changes, see bench ppl"
+    speed = now.expected(work=work, hit_rate=rate)
+    yield Knob("convert --experts", name, speed, reason, same_text=False)
 
 
 def _drafts(now: Situation) -> Iterator[Knob]:

@@ -10,7 +10,7 @@ from diskmoe.bench import ceilings
 from diskmoe.bench.ceilings import Compute
 from diskmoe.bench.knobs import Knob, Reading
 from diskmoe.bench.model import Synthetic
-from diskmoe.bench.roofline import Roofline
+from diskmoe.bench.roof import Roofline
 from diskmoe.engine.cli import main
 from diskmoe.engine.predict import TokenWork
 from diskmoe.engine.stats import Phase, RunStats
