@@ -74,9 +74,7 @@ def grammar_of(
     else:
         assert schema is not None
         if schema.lstrip().startswith("{"):
-            found = from_schema(
-                schema, profile=profile, whitespace=blanks, lax=lax, name="SCHEMA"
-            )
+            found = from_schema(schema, profile=profile, whitespace=blanks, lax=lax, name="SCHEMA")
         else:
             found = load_schema(str(as_path(schema)), profile, blanks, lax)
         if not enforced:

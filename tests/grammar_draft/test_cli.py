@@ -36,7 +36,9 @@ def test_cases_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     path.write_text(json.dumps(case) + "\n\n" + json.dumps({"kind": "lark"}) + "\n")
     path.write_text(path.read_text() + '{"schema": {"maxLength": 1}, "accept": ["1"]}\n')
     with path.open("a") as file:
-        file.write('{"regex": "a+", "accept": ["aa"], "reject": [""]}\n{"choices": [3], "ok": false}\n')
+        file.write(
+            '{"regex": "a+", "accept": ["aa"], "reject": [""]}\n{"choices": [3], "ok": false}\n'
+        )
     assert run("test", str(path)) == (0, [f"{path}: 1 lines hold no grammar and are skipped"])
     assert capsys.readouterr().out == "6 passed, 0 failed\n"
     path.write_text(path.read_text().split("\n")[0])
