@@ -31,7 +31,7 @@ usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
        diskmoe chat [MODEL] [CAP]     a conversation: answers as they come, /help lists commands
        diskmoe serve [MODEL] [CAP]    OpenAI's endpoints at http://127.0.0.1:8080/v1
        diskmoe convert SRC OUT [--experts FORMAT] [--dense FORMAT]
-                                      SRC: a directory or a GGUF; default: q4 (MXFP4 experts are kept), q8
+                                      SRC: a directory or a GGUF; default: q4, q8
        diskmoe inspect MODEL [--json] what it is: family, shapes, formats, bytes, text files
        diskmoe verify MODEL           are all bytes of a converted model still as written?
        diskmoe export MODEL OUT       a converted model back as an f32 checkpoint
@@ -43,7 +43,8 @@ usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
 
 Runs a Mixture-of-Experts language model from disk and streams its text to stdout.
 
-  FORMAT       q4, q4g64, q8, mxfp4, fp8, bf16, f32, or keep: the checkpoint's own precision
+  FORMAT       q4 (four bits that are there already are kept), q4g64, q8, q4_0, q4_1, int4, mxfp4,
+               fp8, bf16, f32, or keep: the checkpoint's own precision
   CAP          hot-store slots per layer (experts kept in RAM); default: what the budget holds
   EXPERT_BITS  4, 8, 16 or 32: bits of experts when a checkpoint is quantised on the way in
   DENSE_BITS   the same for all other weights

@@ -174,7 +174,7 @@ def composer_of(
         forced.append(_grammar_source(grammar, text, prompt, options, begun))
     if options.ngram and options.draft != 0:
         others.append(NgramSource(prompt.ids))
-    if helpers.corpus is not None and options.draft != 0:
+    if helpers.corpus is not None:
         others.append(CorpusSource(helpers.corpus, prompt.ids))
     others += models
     if not options.draft_rows or not (forced or others):
