@@ -39,12 +39,38 @@ class ThinkBudget:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to constrain one run. grammar: None: nothing does but a budget of thinking. triggers:
-    words, /patterns/ or <[ids]> of tokens, of which the first begins the grammar; none: the text does."""
+    """What is to constrain one run. mode: as of ``mode_of``. triggers: words, /patterns/ or <[ids]>
+    of tokens, of which the first begins the grammar; none: the text does.
+
+    Raises:
+        BadRequest: what is to be enforced is not there, or triggers are to begin nothing.
+    """
 
     grammar: Grammar | None
+    mode: str
     triggers: Sequence[str] = ()
     thinking: ThinkBudget | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode != "0" and self.grammar is None:
+            raise BadRequest("nothing to constrain by: give a grammar or a schema")
+        if self.mode == "0" and self.triggers:
+            raise BadRequest("a trigger needs a grammar to begin: constrain by one")
+
+    @property
+    def enforced(self) -> Grammar | None:
+        """The grammar, if it does more than draft."""
+        return None if self.mode == "0" else self.grammar
+
+    @property
+    def way(self) -> str:
+        """How a sampler is to go about it."""
+        return "1" if self.mode == "0" else self.mode
+
+    @property
+    def from_the_start(self) -> bool:
+        """Whether the text's first byte, but for a thinking block, is the grammar's."""
+        return self.enforced is not None and not self.triggers
 
 
 def mode_of(constrain: str | bool) -> str:
@@ -75,13 +101,10 @@ class Constraints:
         the ids that end it.
 
         Raises:
-            BadRequest: triggers without a grammar, a budget where the model has no thinking blocks, a
-                model without a tokenizer.
+            BadRequest: a budget where the model has no thinking blocks, a model without a tokenizer.
             BadGrammar: a trigger that is none.
         """
-        grammar, thinking = wanted.grammar, wanted.thinking
-        if wanted.triggers and grammar is None:
-            raise BadRequest("a trigger needs a grammar to begin: constrain by one")
+        grammar, thinking = wanted.enforced, wanted.thinking
         if grammar is None and thinking is None:
             return None, lambda: None
         vocabulary = self._vocabulary(ends)
