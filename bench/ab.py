@@ -74,8 +74,10 @@ _DEFAULTS = {"NGEN": "64", "SEED": "1"}
 def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """Runs ``bench ab``; returns the exit code: 0 whatever the verdict, 130 after Ctrl-C."""
     line = understood("ab", words, env, FLAGS, SETTINGS)
-    plan = _plan(line, words, env, say)
     folder = line.flags.get("--out")
+    if folder == "":
+        raise BadRequest("--out is empty; it must be a directory, an old or a new one")
+    plan = _plan(line, words, env, say)
     with ExitStack() as stack:
         if folder is None:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="diskmoe-ab-")))

@@ -17,7 +17,7 @@ from diskmoe.bench.knobs import Reading
 from diskmoe.bench.memory import Crew, read_seconds
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.loading import Opened
-from diskmoe.engine.predict import weight_speed
+from diskmoe.engine.predict import kernel_speeds
 from diskmoe.engine.prepared import Prepared
 from diskmoe.experts.arena import Arena
 from diskmoe.experts.disk import blocks_of, measure_disk, pages, read_speed
@@ -45,18 +45,15 @@ class Compute:
 def compute_speeds(prepared: Prepared, threads: int) -> Compute:
     """Takes about a second and 96 MiB."""
     opened = prepared.opened
-    hidden = opened.config.hidden
+    fmt, own = opened.dense_formats[-1], opened.records.expert_format
     with Workers(threads) as workers:
-        dense = weight_speed(opened.dense_formats[-1], hidden, workers)
-        expert = dense
-        if opened.config.moe_layers:
-            expert = weight_speed(opened.records.expert_format, hidden, workers)
+        dense, expert = kernel_speeds(fmt, own, opened.config.hidden, workers)
     return Compute(threads, memory_speed(threads), dense, expert)
 
 
 def memory_speed(threads: int) -> float:
     """Bytes per second that so many threads read front to back; a quarter of the windows was faster,
-    as with `weight_speed`: what else runs just now comes and goes."""
+    as with ``engine.predict.weight_speed``: what else runs just now comes and goes."""
     arena = Arena(WINDOWS, WINDOW)
     took: list[float] = []
     try:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from diskmoe.bench.arms import names_given
 from diskmoe.bench.machine import BUSY
@@ -35,8 +35,14 @@ class ArmSummary:
     settings: Mapping[str, Any]  # effective values, in its first run
     medians: Mapping[str, float | None]  # by name of a figure; None: no run could say
     acceptance: Mapping[str, Acceptance]  # by source, all runs together
-    quartiles: tuple[float, float] | None  # of tok/s
-    interval: tuple[float, float] | None  # of the median of tok/s, bootstrap
+    quartiles: Annotated[
+        tuple[float, float] | None,
+        "of tok/s: a quarter of the runs is below the first, above the last",
+    ]
+    interval: Annotated[
+        tuple[float, float] | None,
+        f"where the median of tok/s lies in {100 * LEVEL:.0f} of 100 such experiments: a bootstrap",
+    ]
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,22 @@ class Comparison:
     rung_given: str
     a: ArmSummary
     b: ArmSummary
-    pairs: int
-    ratio: Ratio | None  # None: no pair has speeds
-    by_prompt: Mapping[str, float]  # ratio of each prompt's own pairs
-    same_ids: bool | None  # None: a program hides them
+    pairs: Annotated[int, "runs of both arms with the same prompt and repeat, side by side in time"]
+    ratio: Annotated[
+        Ratio | None,
+        "tok/s of the second arm / tok/s of the first: a mean over pairs of the logarithm, a fifth of "
+        f"the pairs set aside at either end; with its interval at {100 * LEVEL:.0f} %",
+    ]
+    by_prompt: Annotated[Mapping[str, float], "the median ratio of each prompt's own pairs"]
+    same_ids: Annotated[
+        bool | None,
+        "whether all runs of a prompt have the same token ids; null: a program hides them",
+    ]
     differing: tuple[str, ...]  # prompts whose ids are not the same in all runs of the two
-    verdict: Verdict | None  # of the first arm as a, the other as b; None: no pair yet
+    verdict: Annotated[
+        Verdict | None,
+        "faster only where the interval leaves out 1; of arms whose token ids differ it is that",
+    ]
     warnings: tuple[str, ...]
 
 

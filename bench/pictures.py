@@ -15,13 +15,14 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from diskmoe.bench.svg import COLOURS, HEAT, INK, MARKERS, MUTED, PAPER, REST
 
 Counts = npt.NDArray[np.int64]
 SURE = 1.96  # standard deviations to each side of a 95 % interval
-_NOTE_WIDTH = 84  # characters
+_NOTE_WIDTH = 60  # characters: what stands beside long names of bars
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def draw_times(axes: Axes, arms: Mapping[str, Parts], note: str = "") -> None:
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
-            fontsize=9,
+            fontsize=10,
         )
     _finish(axes, "Time of a token", note, "milliseconds per token", "")
     _bars_from_above(axes)
@@ -175,13 +176,14 @@ def draw_experts(axes: Axes, counts: Counts, layers: Sequence[int], note: str = 
     counts: i64 (layers, experts).
     """
     shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    image = axes.imshow(shares, aspect="auto", interpolation="none", cmap=HEAT, vmin=0)
+    scale = PowerNorm(0.5, vmin=0)  # most are seldom chosen and would all look the same
+    image = axes.imshow(shares, aspect="auto", interpolation="none", cmap=HEAT, norm=scale)
     axes.grid(visible=False)
     step = max(1, math.ceil(len(layers) / 12))
     axes.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     bar = axes.figure.colorbar(image, ax=axes, pad=0.02)
-    bar.set_label("% of the layer's choices")
+    bar.set_label("% of the layer's choices, root scale")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     _finish(axes, "Experts that were chosen", note, "expert", "layer")
 
@@ -226,14 +228,14 @@ def _legend(axes: Axes) -> None:
 
 def _finish(axes: Axes, title: str, note: str, x_label: str, y_label: str) -> None:
     lines = textwrap.wrap(note, _NOTE_WIDTH)
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=8 + 11 * len(lines))
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=8 + 12 * len(lines))
     below = axes.annotate(
         "\n".join(lines),
         (0, 1),
         xycoords="axes fraction",
         xytext=(0, 5),
         textcoords="offset points",
-        fontsize=8,
+        fontsize=9,
         color=MUTED,
         va="bottom",
     )

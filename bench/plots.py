@@ -46,9 +46,9 @@ CACHES: Mapping[str, str] = MappingProxyType(
         "as found": "page cache as found",
     }
 )
-MOST_UNIONS = 40_000  # of a recorded routing, that are replayed for each policy and number of slots
+MOST_UNIONS = 10_000  # of a recorded routing, that are replayed for each policy and number of slots
 MOST_CELLS = 1 << 20  # of the heat map
-_BAR, _BESIDE_BARS = 0.36, 1.5  # inches
+_BAR, _BESIDE_BARS = 0.36, 1.8  # inches
 
 
 def pictures_of(results: Results, recording: Recording | None) -> list[Picture]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diskmoe.bench.columns import COLUMNS
-from diskmoe.bench.comparing import Comparison, compare
+from diskmoe.bench.comparing import ArmSummary, Comparison, compare
 from diskmoe.bench.machine import BUSY
 from diskmoe.bench.page import (
     Block,
@@ -29,9 +30,9 @@ from diskmoe.bench.page import (
 )
 from diskmoe.bench.ratios import LEVEL, Ratio
 from diskmoe.bench.results import Acceptance, Experiment, Figures, Results, Run, run_name
-from diskmoe.bench.schema import described
+from diskmoe.bench.schema import meanings
 from diskmoe.bench.session import TRACE_FILE
-from diskmoe.bench.tables import HEADS, about, rows_of, verdict_lines
+from diskmoe.bench.tables import HEADS, about, markdown, rows_of, verdict_lines
 from diskmoe.bench.words import understood
 from diskmoe.engine.errors import BadModel, BadRequest, WriteFailed
 from diskmoe.engine.places import as_path
@@ -73,7 +74,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     faults: list[str] = []
     results = Results.open(folder, faults.append)
     if "--readme" in line.flags:
-        print(markdown_of(summary_blocks(results)), end="")
+        print(f"    {command_line(results.experiment)}\n\n{markdown(results, compare(results))}")
         return 0
     out = as_path(line.flags["--out"]) if "--out" in line.flags else folder
     recording = recorded(folder, faults.append)
@@ -159,18 +160,6 @@ def page_blocks(results: Results, pictures: Pictures, faults: Sequence[str]) -> 
     return blocks
 
 
-def summary_blocks(results: Results) -> list[Block]:
-    """What a README shows of it."""
-    comparisons = compare(results)
-    return [
-        Table(HEADS, rows_of(comparisons), names=2),
-        *_verdicts(comparisons),
-        Listing(warnings(results, comparisons, [])),
-        Lines([command_line(results.experiment)]),
-        Listing(about(results.experiment)),
-    ]
-
-
 def command_line(experiment: Experiment) -> str:
     """The words that made the runs, as they would be typed."""
     return shlex.join(["diskmoe", *experiment.command])
@@ -190,17 +179,20 @@ def warnings(
     wanted = cells * experiment.repeat
     if len(results.runs) < wanted:
         found.append(f"{len(results.runs)} of {wanted} runs are there: the others are missing.")
+    told: dict[str, list[str]] = defaultdict(list)  # rungs where it holds, by what is said
     for comparison in comparisons:
-        at = f"{comparison.rung_given}, " if comparison.rung_given else ""
+        own = list(comparison.warnings)
         if comparison.same_ids is False:
-            found.append(
-                f"{at}{comparison.a.name} and {comparison.b.name}: the token ids differ in "
-                f"{', '.join(comparison.differing)}, so their speeds are not of the same work."
+            differing = ", ".join(comparison.differing)
+            own.insert(
+                0, f"the token ids differ in {differing}: their speeds are not of the same work"
             )
-        found += [
-            f"{at}{comparison.a.name} and {comparison.b.name}: {warning}."
-            for warning in comparison.warnings
-        ]
+        for warning in own:
+            said = f"{comparison.a.name} and {comparison.b.name}: {warning}"
+            told[said].append(comparison.rung_given)
+    for said, rungs in told.items():
+        at = f" ({', '.join(rungs)})" if any(rungs) else ""
+        found.append(f"{said}{at}.")
     return [*found, *(f"Left out: {fault}" for fault in faults)]
 
 
@@ -284,7 +276,7 @@ def _prompts(experiment: Experiment) -> Table:
 def _runs(results: Results) -> Table:
     """A row for each file, with all of its numbers."""
     shown = {column.figure: column for column in COLUMNS}
-    figures = [name for name in described(Figures) if name != "acceptance"]
+    figures = [name for name in meanings(Figures) if name != "acceptance"]
     titles = [shown[name].title if name in shown else _spoken(name) for name in figures]
     head = ["file", "started", *titles, "accepted drafts", *map(_spoken, RUN_NUMBERS)]
     rows = [
@@ -313,16 +305,16 @@ def _drafts(run: Run) -> str:
 
 
 def _glossary() -> Table:
-    """Every number's one definition, from the classes that say what a file of results holds."""
+    """Every number's one definition, from the classes that hold them."""
     titles = {column.figure: column.title for column in COLUMNS}
-    wanted = {name: says for name, (_, says) in described(Run).items() if name in RUN_NUMBERS}
+    of_runs = {name: says for name, says in meanings(Run).items() if name in RUN_NUMBERS}
+    parts = [meanings(Figures), meanings(Acceptance), of_runs, meanings(ArmSummary)]
     rows = [
-        [Code(name), titles.get(name, ""), says]
-        for kind in (Figures, Acceptance)
-        for name, (_, says) in described(kind).items()
+        [Code(name), titles.get(name, _spoken(name)), says]
+        for part in (*parts, meanings(Comparison))
+        for name, says in part.items()
     ]
-    rows += [[Code(name), "", says] for name, says in wanted.items()]
-    return Table(["key in the files", "in tables", "meaning"], rows, names=3)
+    return Table(["key", "in tables", "meaning"], rows, names=3)
 
 
 def _spoken(name: str) -> str:

@@ -12,16 +12,13 @@ below are the schema. Files are checked against them, and the tables of docs/ben
 from __future__ import annotations
 
 import json
-import math
 import re
-import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
-from diskmoe.engine.errors import DiskMoeError
-from diskmoe.engine.settings import did_you_mean
+from diskmoe.bench.checked import BadResults, checked, finite
 from diskmoe.experts.whole import write_whole
 
 VERSION = 1
@@ -31,13 +28,6 @@ ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]{0,39}")  # it is a part of file
 Program = Literal["diskmoe", "llama.cpp"]
 Cache = Literal["dropped", "warm", "as found"]
 T = TypeVar("T")
-_MOST = 1e300  # of any number
-
-
-class BadResults(DiskMoeError):
-    """A file of results that cannot be used: what is wrong, in which file and where in it."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -276,7 +266,7 @@ def decoded(kind: type[T], content: Any, where: str) -> T:
         raise BadResults(
             f"{where}: version {version} of the schema, and this diskmoe reads version {VERSION}"
         )
-    return _checked(kind, content, where, "")
+    return checked(kind, content, where)
 
 
 def _read(kind: type[T], path: Path) -> T:
@@ -284,19 +274,12 @@ def _read(kind: type[T], path: Path) -> T:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise BadResults(f"{path}: {size} bytes, at most {MOST_BYTES} are read")
-        content = json.loads(path.read_bytes(), parse_float=_number, parse_constant=_number)
+        content = json.loads(path.read_bytes(), parse_float=finite, parse_constant=finite)
     except (ValueError, RecursionError) as error:
         raise BadResults(f"{path}: this is no JSON: {str(error)[:200]}") from None
     except OSError as error:
         raise BadResults(f"{path}: cannot be read ({error.strerror or error})") from None
     return decoded(kind, content, str(path))
-
-
-def _number(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is no number that can be kept")
-    return number
 
 
 def _fault(experiment: Experiment) -> str:
@@ -335,67 +318,3 @@ def _misplaced(run: Run, experiment: Experiment) -> str:
         if any(len(place) != 2 or place[1] > place[0] for place in found.by_position):
             return f"figures.acceptance.{name[:40]}.by_position: each must be [judged, accepted]"
     return ""
-
-
-def _checked(kind: Any, value: Any, where: str, place: str) -> Any:
-    """A value as its type, or BadResults with the place in the file."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _checked(parts[0], value, where, place)
-    if kind is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        (kind,) = [part for part in parts if part is not type(None)]
-        return None if value is None else _checked(kind, value, where, place)
-    if origin is Literal:
-        if value not in parts:
-            raise _wrong(where, place, value, "one of " + ", ".join(parts))
-        return value
-    if is_dataclass(kind):
-        return _checked_object(kind, value, where, place)
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise _wrong(where, place, value, "a list")
-        return tuple(_checked(parts[0], v, where, f"{place}[{i}]") for i, v in enumerate(value))
-    if origin is not None:
-        if not isinstance(value, dict):
-            raise _wrong(where, place, value, "an object")
-        return {k: _checked(parts[1], v, where, f"{place}.{k[:40]}") for k, v in value.items()}
-    if kind is float and type(value) is int and value < _MOST:
-        value = float(value)
-    if type(value) is not kind:  # a bool is no number
-        raise _wrong(where, place, value, _NAMES[kind])
-    if kind in (int, float) and not 0 <= value < _MOST:
-        raise _wrong(where, place, value, "neither negative nor endless")
-    return value
-
-
-_NAMES: Mapping[Any, str] = types.MappingProxyType(
-    {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-)
-
-
-def _checked_object(kind: Any, value: Any, where: str, place: str) -> Any:
-    if not isinstance(value, dict):
-        raise _wrong(where, place, value, "an object")
-    hints = get_type_hints(kind, include_extras=True)
-    for name in value:
-        if name not in hints:
-            hint = did_you_mean(name, list(hints))
-            raise BadResults(f"{where}: unknown key {_at(place, name)}{hint}")
-    for field in fields(kind):
-        if field.name not in value and field.default is MISSING:
-            raise BadResults(f"{where}: {_at(place, field.name)} is missing")
-    return kind(
-        **{name: _checked(hints[name], v, where, _at(place, name)) for name, v in value.items()}
-    )
-
-
-def _at(place: str, name: str) -> str:
-    return f"{place}.{name[:40]}".lstrip(".")
-
-
-def _wrong(where: str, place: str, value: Any, wanted: str) -> BadResults:
-    shown = json.dumps(value, default=str)
-    shown = shown if len(shown) <= 40 else shown[:37] + "..."
-    return BadResults(f"{where}: {place or 'the file'} is {shown}; it must be {wanted}")

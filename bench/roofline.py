@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from diskmoe.bench.machine import BUSY
 from diskmoe.bench.words import Words, understood
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.places import as_path
@@ -101,6 +102,7 @@ class Roofline:
     work: TokenWork  # dense weights without the KV cache
     kv_bytes: int
     stats: RunStats
+    others_cpu: float | None  # share of the processors that others kept busy meanwhile
     slots: int
     experts: int
     knobs: Sequence[Knob]
@@ -231,6 +233,9 @@ class Roofline:
             ),
             f"knob      {self.verdict()}",
         ]
+        if self.others_cpu is not None and self.others_cpu > BUSY:
+            busy = f"{100 * self.others_cpu:.0f} % of the processors"
+            lines.append(f"busy      others kept {busy} busy during the run: measure again")
         others = [knob for knob in self.knobs if knob is not self.knob]
         return lines + [f"also      {knob.line()}" for knob in others]
 
@@ -257,6 +262,7 @@ class Roofline:
             "slots_per_layer": self.slots,
             "experts": self.experts,
             "achieved": self.achieved,
+            "others_cpu": self.others_cpu,
             "time": self.shares,
             "knob": None if self.knob is None else asdict(self.knob),
             "verdict": self.verdict(),
@@ -275,8 +281,12 @@ def _largest(shares: Mapping[str, float]) -> str:
 
 def _measure(line: Words, path: Path, tokens: int, say: Say) -> Roofline:
     from diskmoe.bench.ceilings import compute_speeds, disk_speeds, found_speed
+    from diskmoe.bench.machine import Meter
     from diskmoe.engine.api import Model
     from diskmoe.engine.cores import usable_cores
+    from diskmoe.engine.model.kvcache import kv_cache_bytes
+    from diskmoe.engine.plan import PlanReport
+    from diskmoe.engine.predict import Speeds
     from diskmoe.engine.prepared import prepare
     from diskmoe.engine.run import options_from
     from diskmoe.experts.budget import auto_budget, available_memory
@@ -303,15 +313,19 @@ def _measure(line: Words, path: Path, tokens: int, say: Say) -> Roofline:
         recorder.attach(model)
         _run(model, ids, tokens)
         filled = recorder.recording(model)
+        meter = Meter()
         stats = _run(model, ids, tokens)
+        others_cpu = meter.others_share()
         read, how, cached = found_speed(prepared)
         if read is not None and options.disk_bps and options.disk_bps < read:
             read, how = float(options.disk_bps), f"DISK_BPS; unpaced {read / 1e9:.2f} GB/s: {how}"
         recording = recorder.recording(model)
-        work, kv_bytes = _work(model, len(ids) + tokens // 2)
+        work = PlanReport(prepared, model.memory, Speeds(0, 0, read, how)).work
+        positions = len(ids) + tokens // 2
+        kv_bytes = kv_cache_bytes(model.config, positions, kv_format=options.kv, kept=1)
         return Roofline(
             model=model.describe(),
-            context=len(ids) + tokens // 2,
+            context=positions,
             threads=threads,
             compute=compute,
             read=read,
@@ -320,6 +334,7 @@ def _measure(line: Words, path: Path, tokens: int, say: Say) -> Roofline:
             work=work,
             kv_bytes=kv_bytes,
             stats=stats,
+            others_cpu=others_cpu,
             slots=model.memory.slots_per_layer,
             experts=model.config.experts,
             knobs=_knobs(
@@ -388,23 +403,6 @@ def _run(model: Model, ids: Sequence[int], tokens: int) -> RunStats:
     for _ in run:
         pass
     return run.stats
-
-
-def _work(model: Model, positions: int) -> tuple[TokenWork, int]:
-    """(weights that a token asks for, bytes of the KV cache that its attention reads)."""
-    from diskmoe.engine.model.kvcache import kv_cache_bytes
-    from diskmoe.engine.predict import TokenWork
-
-    config, records = model.config, model.opened.records
-    layers = config.moe_layers
-    work = TokenWork(
-        dense_bytes=model.memory.request.dense_bytes,
-        expert_bytes=records.record_layout.nbytes if layers else 0,
-        read_bytes=records.disk_bytes(layers[0], 0) if layers else 0,
-        top_k=config.top_k if layers else 0,
-        moe_layers=len(layers),
-    )
-    return work, kv_cache_bytes(config, positions, kv_format=model.options.kv, kept=1)
 
 
 def _knobs(
@@ -488,11 +486,11 @@ def _replayed(filled: Recording, recording: Recording, n_slots: int, policy: str
 
 def _smaller(model: Model) -> tuple[str, int] | None:
     """(format, bytes of a record) of experts in 4 bits, where they have more."""
-    from diskmoe.experts.formats import FORMATS
+    from diskmoe.experts.formats import FORMATS, expert_formats
     from diskmoe.experts.tiles import record_layout
 
-    config, records = model.config, model.opened.records
-    if not config.moe_layers or FORMATS[records.expert_format].weight_bits <= 4:
-        return None
     plan = model.opened.plan
+    bits = [FORMATS[fmt].weight_bits for fmt in expert_formats(model.opened.records.expert_format)]
+    if not model.config.moe_layers or max(bits) <= 4:
+        return None
     return "q4", record_layout("q4", plan.hidden, plan.ffn, plan.biased).nbytes

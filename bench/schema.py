@@ -44,7 +44,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _object(kind: type) -> dict[str, Any]:
-    hints = described(kind)
+    hints = _hints(kind)
     properties = {
         name: {**_form(part), "description": says} for name, (part, says) in hints.items()
     }
@@ -86,7 +86,7 @@ def tables() -> str:
 
 def _table(kind: type, title: str) -> str:
     lines = [f"### {title}", "", _first_line(kind), "", "| key | type | meaning |", "|---|---|---|"]
-    for name, (part, says) in described(kind).items():
+    for name, (part, says) in _hints(kind).items():
         lines.append(f"| `{name}` | {_told(part)} | {says} |")
     return "\n".join([*lines, ""])
 
@@ -109,8 +109,16 @@ def _told(kind: Any) -> str:
     return _PLAIN[kind]
 
 
-def described(kind: type) -> dict[str, tuple[Any, str]]:
-    """(type, what it means) of each field of a class of results."""
+def meanings(kind: type) -> dict[str, str]:
+    """What the fields of a class mean, those that say it."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated
+    }
+
+
+def _hints(kind: type) -> dict[str, tuple[Any, str]]:
+    """(type, what it means) of each field."""
     found = {}
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):  # pyright: ignore[reportArgumentType]

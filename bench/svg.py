@@ -49,11 +49,11 @@ _RC: Mapping[Any, Any] = MappingProxyType(
         "text.parse_math": False,  # a setting may have a $ in it
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same layout everywhere
-        "font.size": 10.0,
+        "font.size": 11.0,
         "text.color": INK,
         "axes.edgecolor": MUTED,
         "axes.labelcolor": INK,
-        "axes.labelsize": 10.0,
+        "axes.labelsize": 11.0,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
@@ -64,11 +64,11 @@ _RC: Mapping[Any, Any] = MappingProxyType(
         "ytick.color": MUTED,
         "xtick.labelcolor": INK,
         "ytick.labelcolor": INK,
-        "xtick.labelsize": 9.0,
-        "ytick.labelsize": 9.0,
+        "xtick.labelsize": 10.0,
+        "ytick.labelsize": 10.0,
         "lines.linewidth": 1.8,
         "lines.markersize": 5.0,
-        "legend.fontsize": 9.0,
+        "legend.fontsize": 10.0,
         "legend.frameon": False,
         "legend.handlelength": 1.6,
     }
@@ -87,7 +87,7 @@ def screen_css(root: str) -> str:
 
 
 def svg_of(
-    draw: Callable[[Axes], None], name: str, title: str, width: float = 5.4, height: float = 3.7
+    draw: Callable[[Axes], None], name: str, title: str, width: float = 5.4, height: float = 4.0
 ) -> str:
     """The drawing as an ``<svg>`` element without a background, for a page that has `screen_css`.
 

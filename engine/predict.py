@@ -24,6 +24,7 @@ import numpy as np
 from diskmoe.engine.kernels.matmul import Matrix, matmul
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.experts.arena import Arena
+from diskmoe.experts.formats import expert_formats
 from diskmoe.experts.tiles import PAGE, matrix_layout
 
 HIT_RATES = (0.0, 0.5, 0.8, 0.95)
@@ -64,6 +65,15 @@ def token_seconds(work: TokenWork, speeds: Speeds, hit_rate: float) -> float | N
             return None
         layer = max(layer, misses * work.read_bytes / speeds.disk + one)
     return dense + work.moe_layers * layer
+
+
+def kernel_speeds(
+    dense_format: str, expert_format: str, hidden: int, workers: Workers
+) -> tuple[float, float]:
+    """(of dense weights, of experts): `weight_speed`, of an expert's two formats the slower one's."""
+    dense = weight_speed(dense_format, hidden, workers)
+    formats = dict.fromkeys(expert_formats(expert_format))
+    return dense, min(weight_speed(fmt, hidden, workers) for fmt in formats)
 
 
 def weight_speed(

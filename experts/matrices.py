@@ -39,6 +39,7 @@ FP8_DTYPE = "F8_E4M3"
 FP8_SCALES = ("_scale_inv", "_scale")
 INT4_CODES, INT4_SCALES = "_packed", "_scale"
 _CODES_IN_WORD = 8
+_UNREAD = {"_g_idx": "columns in another order", "_zero_point": "zeros of its own"}
 _OF_SCALES = {"BF16": ("int4",), "F16": ("q4_0", "q8")}  # what holds int4 whose scales are these
 
 
@@ -194,6 +195,12 @@ def _int4(
             f"{codes.path}: tensor {shown(codes.name)}{where} is {codes.dtype} of shape "
             f"{list(codes.shape)}; packed int4 is I32 of two dimensions, 4 words a group of {GROUP}"
         )
+    for ending, what in _UNREAD.items():
+        if name + ending in infos:
+            raise BadModel(
+                f"{codes.path}: tensor {shown(name + ending)}{where}: packed int4 with {what} is not "
+                "supported, only symmetric codes in the order of their columns"
+            )
     rows, cols = codes.shape[0], codes.shape[1] * _CODES_IN_WORD
     found, groups = infos.get(name + INT4_SCALES), cols // GROUP
     if found is not None and len(found.shape) == 2 and _divides(found.shape[1], groups):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from diskmoe.grammar_draft.errors import BadGrammar
@@ -48,6 +49,15 @@ def spelled(value: Any) -> str:
     """JSON without blanks, characters as they are where they may be; halves of pairs escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return _LONE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+@lru_cache(4096)
+def _spelling(ranges: Ranges, quoted: bool) -> tuple[Literal | Chars, Ranges, Ranges]:
+    """A set as a symbol of what may stand as it is; what may, and what must be escaped."""
+    escaped = intersection(ranges, MUST_ESCAPE) if quoted else ()
+    plain = difference(ranges, MUST_ESCAPE) if escaped else ranges
+    one = len(plain) == 1 and plain[0][0] == plain[0][1]
+    return Literal(chr(plain[0][0]).encode()) if one else Chars(plain), plain, escaped
 
 
 class JsonRules:
@@ -212,10 +222,7 @@ class JsonRules:
         return known
 
     def _character_of(self, ranges: Ranges, quoted: bool) -> Literal | Chars | Ref:
-        escaped = intersection(ranges, MUST_ESCAPE) if quoted else ()
-        plain = difference(ranges, MUST_ESCAPE) if escaped else ranges
-        one = len(plain) == 1 and plain[0][0] == plain[0][1]
-        symbol = Literal(chr(plain[0][0]).encode()) if one else Chars(plain)
+        symbol, plain, escaped = _spelling(ranges, quoted)
         if not escaped:
             return symbol
         spellings = self.escapes(escaped)

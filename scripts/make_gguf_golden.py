@@ -51,6 +51,7 @@ _COMMON: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
+_DENSE: dict[str, Any] = {"num_experts_per_tok": None, "head_dim": 16, "intermediate_size": 64}
 _YARN: dict[str, Any] = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -162,15 +163,9 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "MixtralForCausalLM",
         {"model_type": "mixtral", "num_local_experts": 4, "intermediate_size": 32},
     ),
-    "llama": ("LlamaForCausalLM", {"model_type": "llama", "intermediate_size": 64}),
-    "qwen2": (
-        "Qwen2ForCausalLM",
-        {"model_type": "qwen2", "intermediate_size": 64, "tie_word_embeddings": True},
-    ),
-    "qwen3": (
-        "Qwen3ForCausalLM",
-        {"model_type": "qwen3", "head_dim": 16, "intermediate_size": 64, "num_key_value_heads": 2},
-    ),
+    "llama": ("LlamaForCausalLM", {**_DENSE, "model_type": "llama"}),
+    "qwen2": ("Qwen2ForCausalLM", {**_DENSE, "model_type": "qwen2", "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3ForCausalLM", {**_DENSE, "model_type": "qwen3", "num_key_value_heads": 2}),
     "qwen2_moe": (
         "Qwen2MoeForCausalLM",
         {

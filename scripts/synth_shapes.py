@@ -26,7 +26,9 @@ SECONDS = 900  # of one command
 def diskmoe(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
     given = os.environ | {f"DISKMOE_{name}": value for name, value in settings.items()}
     command = [sys.executable, "-m", "diskmoe.engine", *words]
-    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=SECONDS)
+    return subprocess.run(
+        command, env=given, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
 
 
 def last_line(text: str) -> str:
@@ -46,13 +48,9 @@ def tried(name: str, out: Path, layers: int, budgets: list[float]) -> str:
             report: dict[str, Any] = json.loads(run.stdout)
             assert len(report["token_ids"]) == TOKENS
             peak = report["peak_rss_bytes"] / 2**30
-            return "; ".join(
-                [
-                    *refused,
-                    f"{nbytes / 1e9:.1f} GB, RAM_GB {budget:g}: peak {peak:.2f} GiB, "
-                    f"{report['tok_per_s']:.2f} tok/s",
-                ]
-            )
+            speed = f"{report['tok_per_s']:.2f} tok/s"
+            ran = f"{nbytes / 1e9:.1f} GB, RAM_GB {budget:g}: peak {peak:.2f} GiB, {speed}"
+            return "; ".join([*refused, ran])
         refused.append(f"RAM_GB {budget:g}: {last_line(run.stderr)}")
     return "; ".join(refused)
 

@@ -304,7 +304,7 @@ def with_fp8_factors(
     return config | {"quantization_config": method}, stored, exact
 
 
-def _nearest_e4m3(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+def _nearest_e4m3(numbers: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
     between = (_E4M3[1:127] + _E4M3[:126]) / 2
     codes = np.searchsorted(between, np.abs(numbers)).astype(np.uint8)
     return codes | np.where(numbers < 0, np.uint8(128), np.uint8(0))

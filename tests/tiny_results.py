@@ -29,7 +29,7 @@ def example(kind: Any, full: bool) -> Any:
             made["version"] = results.VERSION
         return kind(**made)  # type: ignore[operator]
     if origin is tuple:
-        return (example(parts[0], full),) if full else ()
+        return (example(parts[0], full),) * 2 if full else ()  # of drafts places are pairs
     if origin is not None:
         return {"näme": example(parts[1], full)} if full else {}
     return {int: 7, float: 0.25, str: "täxt", bool: True}[kind]
@@ -47,7 +47,8 @@ def experiment(**changes: Any) -> Experiment:
 
 def run(**changes: Any) -> Run:
     made = replace(example(Run, full=True), arm="a", rung=0, prompt=0, repeat=0, order=0)
-    return replace(made, **changes)
+    some = replace(made.figures, acceptance={"näme": Acceptance(7, 7, ((7, 7),))})
+    return replace(made, **{"figures": some, **changes})
 
 
 def figures(**changes: Any) -> Figures:

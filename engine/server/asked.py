@@ -202,8 +202,9 @@ def _content(fields: Fields) -> str | None:
 def _calls(given: Any, at: str) -> Sequence[dict[str, Any]]:
     """Calls of an earlier answer, with arguments as objects: what templates render."""
     calls: list[dict[str, Any]] = []
-    for call in given if isinstance(given, list) else [None]:
-        function = call.get("function") if isinstance(call, dict) else None
+    for given_call in given if isinstance(given, list) else [None]:
+        call: dict[str, Any] = given_call if isinstance(given_call, dict) else {}
+        function = call.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Refusal(400, f"{at}.tool_calls must be a list of function calls", param=at)
         arguments = function.get("arguments", {})

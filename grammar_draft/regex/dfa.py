@@ -21,6 +21,7 @@ from diskmoe.grammar_draft.rules import Ranges
 
 NO = -1
 MAX_STATES = 4000
+MAX_OF_WORDS = 15_000  # states of listed texts, which are made in no time
 _MINIMISED = 600  # states; larger automata are left as they are
 
 Moves = tuple[tuple[Ranges, int], ...]
@@ -160,7 +161,7 @@ def _joined(pairs: list[tuple[int, int]]) -> Ranges:
 def sweep(edges: Iterable[tuple[Ranges, int]]) -> list[tuple[tuple[int, ...], Ranges]]:
     """Overlapping edges as disjoint ones: (the targets of all that a character may take, sorted;
     the characters)."""
-    edges = list(edges)
+    edges = [edge for edge in edges if edge[0]]
     if len(edges) == 1:
         return [((edges[0][1],), edges[0][0])]
     events: list[tuple[int, int, int]] = []
@@ -258,10 +259,12 @@ def of_words(words: Iterable[str]) -> Dfa:
         0,
         lambda state: [(((point, point),), target) for point, target in trie[state].items()],
         lambda state: 0 if state in ends else NO,
+        MAX_OF_WORDS,
     )
 
 
 @lru_cache(128)
 def other_than(words: tuple[str, ...]) -> Dfa:
     """All texts but a few."""
-    return without(ANYTHING, of_words(words))
+    parts = [ANYTHING, of_words(words)]
+    return combine(parts, lambda labels: NO if labels[1] != NO else 0, (0,), MAX_OF_WORDS)

@@ -31,7 +31,7 @@ def from_pattern(pattern: str) -> Dfa:
         work += len(edges)
         if work > MAX_WORK:
             raise TooLarge("too much work")
-        for targets, ranges in sweep(edges) if edges else ():
+        for targets, ranges in sweep(edges):
             yield ranges, nfa.closure(targets, False)
 
     def label(key: frozenset[int]) -> int:

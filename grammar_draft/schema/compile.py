@@ -12,22 +12,20 @@ spelled one way (characters as they are unless JSON demands an escape).
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 from diskmoe.grammar_draft.checks import check
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.json_rules import JsonRules, spelled
 from diskmoe.grammar_draft.regex.dfa import TooLarge
-from diskmoe.grammar_draft.regex.emit import write
 from diskmoe.grammar_draft.rules import Alternative, Grammar, Ref
 from diskmoe.grammar_draft.schema.arrays import arrays
 from diskmoe.grammar_draft.schema.contraries import contrary
 from diskmoe.grammar_draft.schema.document import Document, Place
 from diskmoe.grammar_draft.schema.expand import Expander, kinds
-from diskmoe.grammar_draft.schema.facts import ALL, ANY, NEVER, TYPES, Facts, Node, exact
+from diskmoe.grammar_draft.schema.facts import ALL, ANY, NEVER, TYPES, Facts, Node
 from diskmoe.grammar_draft.schema.keywords import Keywords
-from diskmoe.grammar_draft.schema.numbers import Demand, numbers
+from diskmoe.grammar_draft.schema.numbers import numbers
 from diskmoe.grammar_draft.schema.objects import objects
 from diskmoe.grammar_draft.schema.profiles import Profile
 from diskmoe.grammar_draft.schema.strings import strings
@@ -82,7 +80,11 @@ class Compiler:
         root = self.rule(self.keywords.node(self.document.root))
         while self._queue:
             node = self._queue.pop()
-            self.made.define(self._rules[node], self._alternatives(node))
+            try:
+                self.made.define(self._rules[node], self._alternatives(node))
+            except TooLarge as error:
+                place = self.keywords.places[node[0][0]]
+                raise self.document.error(place, f"this schema is too large: {error}") from None
         grammar = self.made.grammar
         grammar.root = root.rule
         if not grammar.ends[grammar.root]:
@@ -130,21 +132,17 @@ class Compiler:
         words: dict[str, None] = {}
         found: dict[Alternative, None] = {}
         for facts in self.ways(node):
-            try:
-                if facts.values is not None:
-                    for value in facts.values:
-                        if isinstance(value, list | dict):
-                            found[self.made.constant(value)] = None
-                        else:
-                            words[spelled(value)] = None
-                    continue
-                if facts.types == ALL and not facts.excluded and not any(map(facts.rest_of, TYPES)):
-                    return [(self.made.shared("value"),)]
-                for kind in kinds(facts):
-                    self._of_type(kind, facts, label, words, found)
-            except TooLarge as error:
-                place = self.keywords.places[node[0][0]]
-                raise self.document.error(place, f"this schema is too large: {error}") from None
+            if facts.values is not None:
+                for value in facts.values:
+                    if isinstance(value, list | dict):
+                        found[self.made.constant(value)] = None
+                    else:
+                        words[spelled(value)] = None
+                continue
+            if facts.types == ALL and not facts.excluded and not any(map(facts.rest_of, TYPES)):
+                return [(self.made.shared("value"),)]
+            for kind in kinds(facts):
+                self._of_type(kind, facts, label, words, found)
         listed = trie(self.made, [(text.encode(), ()) for text in words], label)
         return [*listed, *found]
 
@@ -165,44 +163,8 @@ class Compiler:
             for value in facts.excluded:
                 if type_of(value) == kind:
                     self.refuse(facts, "excluded", f"single {kind}s cannot be excluded")
-        make = {"number": self._numbers, "string": self._strings, "array": self._arrays}
-        for alternative in make.get(kind, self._objects)(facts, label):
-            found[alternative] = None
-
-    def _strings(self, facts: Facts, label: str) -> list[Alternative]:
-        return strings(self, facts, label)
-
-    def _arrays(self, facts: Facts, label: str) -> list[Alternative]:
-        return arrays(self, facts, label)
-
-    def _objects(self, facts: Facts, label: str) -> list[Alternative]:
-        return objects(self, facts, label)
-
-    def _numbers(self, facts: Facts, label: str) -> list[Alternative]:
-        made = self.made
-        excluded: list[Decimal] = []
-        for value in facts.excluded:
-            if type_of(value) == "number":
-                excluded.append(exact(value))
-        if (
-            not (facts.low or facts.high or facts.multiples or excluded)
-            and facts.whole is not False
-        ):
-            return [(made.shared("integer" if facts.whole else "number"),)]
-        demand = Demand(
-            facts.whole,
-            facts.low,
-            facts.high,
-            tuple(facts.multiples),
-            tuple(excluded),
-            self.profile.digits,
-        )
-        try:
-            dfa = numbers(demand)
-        except TooLarge as error:
-            self.refuse(facts, "multiples" if facts.multiples else "high", str(error))
-            return [(made.shared("integer" if facts.whole else "number"),)]
-        return [] if dfa.empty else write(made, dfa, [()], label, False)
+        make = {"number": numbers, "string": strings, "array": arrays, "object": objects}[kind]
+        found.update(dict.fromkeys(make(self, facts, label)))
 
     # when nothing fits
 

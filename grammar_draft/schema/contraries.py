@@ -85,7 +85,7 @@ class _Contrary:
 
     def _items(self) -> None:
         read, place, schema = self.read, self.place, self.schema
-        if schema.get("uniqueItems") is True:
+        if read.unique(place):
             self._refuse("uniqueItems", "an item that is there twice")
         items, contains = read.items(place), read.contains(place)
         if items is not None:

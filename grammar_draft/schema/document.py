@@ -16,6 +16,7 @@ from diskmoe.grammar_draft.errors import BadGrammar
 
 MAX_TEXT = 4 << 20
 MAX_VALUES = 400_000
+MAX_BITS = 10_000  # of an integer
 _LABEL = 100  # characters of a pointer in a message
 _DATA = ("const", "enum", "default", "examples", "example")  # no schemas in there
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -87,7 +88,13 @@ class Document:
         """
         if not isinstance(reference, str):
             raise self.error(place, f"$ref is {shown(reference)}, not a text")
-        address, fragment = urldefrag(urljoin(place.base, reference))
+        if reference.startswith("#"):  # whatever the scheme of the base is
+            address, fragment = place.base, reference[1:]
+        else:
+            try:
+                address, fragment = urldefrag(urljoin(place.base, reference))
+            except ValueError:
+                raise self.error(place, f"$ref {shown(reference)} is no address") from None
         root = self._resources.get(address)
         if root is None:
             raise self.error(
@@ -109,7 +116,7 @@ class Document:
         for step in fragment.split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
             value = here.value
-            if isinstance(value, list) and step.isdecimal() and int(step[:9]) < len(value):
+            if isinstance(value, list) and _is_index(step, value):
                 here = self.at(here, int(step))
             elif isinstance(value, dict) and step in value:
                 here = self.at(here, step)
@@ -140,6 +147,8 @@ class Document:
                     queue.append((inner, (link, key), key in _MAPS and not names, held))
             elif isinstance(value, list):
                 queue += [(inner, (link, i), False, data) for i, inner in enumerate(value)]
+            elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+                raise BadGrammar(f"the schema has a number of over {MAX_BITS} bits", self.name)
             elif not isinstance(value, str | int | float | None) or (
                 isinstance(value, float) and not isfinite(value)
             ):
@@ -173,6 +182,10 @@ def read(text: str | bytes, name: str) -> Any:
         raise BadGrammar(f"the schema is no JSON: {error}", name) from None
 
 
+def _is_index(step: str, value: list[Any]) -> bool:
+    return step.isdecimal() and len(step) < 9 and int(step) < len(value)
+
+
 def _refused(word: str) -> float:
     raise ValueError(f"{word} is no JSON")
 
@@ -189,5 +202,8 @@ def _identity(value: Any, base: str) -> str:
 
 
 def shown(value: Any) -> str:
-    text = repr(value) if not isinstance(value, list | dict) or len(value) < 20 else "a long list"
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = "a deep nest"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -25,6 +25,7 @@ from diskmoe.grammar_draft.schema.facts import (
     Keys,
     Node,
     both,
+    canonical,
     gather,
 )
 from diskmoe.grammar_draft.schema.keywords import (
@@ -244,14 +245,25 @@ class Expander:
     def _one_of(self, places: list[Place]) -> list[list[Any]]:
         """Each schema with the contraries of those that it has values in common with."""
         nodes = [self.keywords.node(place) for place in places]
+        listed = [self._listed_by(node) for node in nodes]
         ways: list[list[Any]] = [[Also(place, True)] for place in places]
         for i in range(len(places)):
             for k in range(i):
+                one, other = listed[i], listed[k]
+                if one is not None and other is not None and one.isdisjoint(other):
+                    continue
                 if self.hopeless(both((nodes[i], nodes[k]))):
                     continue
-                for one, other in ((i, k), (k, i)):
-                    ways[one].append(Also(places[other], False))
+                ways[i].append(Also(places[k], False))
+                ways[k].append(Also(places[i], False))
         return ways
+
+    def _listed_by(self, node: Node) -> set[Any] | None:
+        """The values that a schema lists itself, `canonical`; None where it lists none."""
+        place = self.keywords.places.get(node[0][0]) if len(node) == 1 else None
+        if place is None or not isinstance(place.value, dict):
+            return None
+        return next(({*map(canonical, some)} for some in self.keywords.values(place)), None)
 
     def _unevaluated(self, end: _End, facts: Any) -> Iterator[Fact]:
         """What the unevaluated keywords of a schema say, given all that was found in it."""

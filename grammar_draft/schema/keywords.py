@@ -191,6 +191,12 @@ class Keywords:
                 _check_depth(self, place, key, value)
                 yield value
 
+    def unique(self, place: Place) -> bool:
+        value = place.value.get("uniqueItems", False)
+        if not isinstance(value, bool):
+            raise self.error(place, f"uniqueItems is {shown(value)}, not true or false")
+        return value
+
     def text(self, place: Place, key: str) -> str:
         value = place.value[key]
         if not isinstance(value, str):
@@ -303,7 +309,7 @@ class Keywords:
                 say("size", (len(items.prefix), None))  # a tuple
         if contains is not None:
             say("contains", contains, True)
-        if schema.get("uniqueItems") is True:
+        if self.unique(place):
             say("unique", True)
         if keys is not None:
             say("keys", keys, True)

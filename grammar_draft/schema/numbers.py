@@ -9,7 +9,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from diskmoe.grammar_draft.regex.dfa import NO, Dfa, TooLarge, explore
-from diskmoe.grammar_draft.rules import Ranges
+from diskmoe.grammar_draft.regex.emit import write
+from diskmoe.grammar_draft.rules import Alternative, Ranges
+from diskmoe.grammar_draft.schema.builder import Builder
+from diskmoe.grammar_draft.schema.facts import Facts, exact
+from diskmoe.grammar_draft.schema.values import type_of
 
 _MAX_DIGITS = 1000  # of a bound
 
@@ -45,8 +49,25 @@ class _State(NamedTuple):
     broken: bool  # a digit behind the point was not 0
 
 
+def numbers(builder: Builder, facts: Facts, label: str) -> list[Alternative]:
+    """The alternatives of a number."""
+    made = builder.made
+    excluded = tuple(exact(value) for value in facts.excluded if type_of(value) == "number")
+    free = (made.shared("integer" if facts.whole else "number"),)
+    if not (facts.low or facts.high or facts.multiples or excluded) and facts.whole is not False:
+        return [free]
+    multiples, digits = tuple(facts.multiples), builder.profile.digits
+    demand = Demand(facts.whole, facts.low, facts.high, multiples, excluded, digits)
+    try:
+        dfa = automaton(demand)
+    except TooLarge as error:
+        builder.refuse(facts, "multiples" if multiples else "high", str(error))
+        return [free]
+    return [] if dfa.empty else write(made, dfa, [()], label, False)
+
+
 @lru_cache(128)
-def numbers(demand: Demand) -> Dfa:
+def automaton(demand: Demand) -> Dfa:
     """The numbers that meet a demand. Raises TooLarge."""
     reader = _Reader(demand)
     start = _State(False, "start", 0, (), (), False)

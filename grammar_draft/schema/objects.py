@@ -33,7 +33,7 @@ _MAX_STATES = 6000
 
 
 class _State(NamedTuple):
-    """next: the named member that may come next. sure: members with different keys, up to as many as
+    """next: the named member that may come next; one more than there are when no other may. sure: members with different keys, up to as many as
     there must be; total: all members, where there may not be many; other: whether one that is not
     named is among the sure; met: the demands of `some` that are met."""
 
@@ -76,7 +76,7 @@ class _Object:
         left = {name for name, _ in self.named}
         self.possible = all(name in left for name in facts.required)
         # per place the next named member that must come, or how many there are
-        self.needed = [len(self.named)] * (len(self.named) + 1)
+        self.needed = [len(self.named)] * (len(self.named) + 2)
         for i in range(len(self.named) - 1, -1, -1):
             self.needed[i] = i if self.named[i][0] in facts.required else self.needed[i + 1]
         self.others, self.nodes = (None, []) if closed else self._others()
@@ -192,7 +192,8 @@ class _Object:
     def _may_go_on(self, state: _State) -> bool:
         if self.high is not None and state.total >= self.high:
             return False
-        return state.next < len(self.named) or self.others is not None
+        count = len(self.named)
+        return state.next < count or (state.next == count and self.others is not None)
 
     def _rest(self, state: _State) -> list[Alternative]:
         """Behind a member and its blanks."""
@@ -225,7 +226,7 @@ class _Object:
         for i, one in enumerate(self.some):
             met |= one.speaks_of(name) << i
         counted = self._counted(state, True)._replace(next=index + 1)
-        return self._part((name, counted), self._values(node, met, counted))
+        return self._part((name, counted), self._values(node, met, counted, False))
 
     def _other(self, state: _State) -> list[Alternative]:
         """The other members: all their keys, and behind each what its value must be."""
@@ -234,7 +235,8 @@ class _Object:
         counted = counted._replace(next=len(self.named), other=state.other or self.low > 0)
         tails: list[Alternative] = []
         for i, (node, meets) in enumerate(self.nodes):
-            tails.append((word('"'), self._part((i, counted), self._values(node, meets, counted))))
+            values = self._values(node, meets, counted, True)
+            tails.append((word('"'), self._part((i, counted), values)))
         if self.others is ANYTHING:
             return [(self.made.shared("string"), tails[0][1])]
         if (counted,) not in self.parts:
@@ -249,8 +251,9 @@ class _Object:
             known = self.parts[key] = self.made.rule(self.label, alternatives)
         return known
 
-    def _values(self, node: Node, meets: int, state: _State) -> list[Alternative]:
-        """A colon, a value and what follows; a value may meet some demand at the same time."""
+    def _values(self, node: Node, meets: int, state: _State, other: bool) -> list[Alternative]:
+        """A colon, a value and what follows; a value may meet some demand at the same time. One that
+        is not named is the last then: a later one could have the same key, and its value would count."""
         made, found = self.made, []
         choices = [(node, 0)]
         for i, one in enumerate(self.some):
@@ -259,6 +262,8 @@ class _Object:
         for some, met in choices:
             if some != NEVER:
                 after = state._replace(met=state.met | met)
+                if met and other:
+                    after = after._replace(next=len(self.named) + 1)
                 value = self.builder.rule(some)
                 found.append(joined((*made.colon(), value, *made.ws(), self._rule("rest", after))))
         return found

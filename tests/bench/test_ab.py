@@ -323,6 +323,7 @@ def test_a_busy_machine_is_said_and_refused_where_that_is_asked_for(
             ["--suite", "prose", "--a", "", "--b", "", "--repeat", "0"],
             "--repeat is '0'; it must be",
         ),
+        (["--suite", "prose", "--a", "", "--b", "", "--out", ""], "--out is empty; it must be"),
         (["here", "--suite", "prose"], "bench ab takes no argument, and got 'here'"),
         (["--suite", "prose", "--b10", "", "--a", ""], "unknown option --b10; did you mean"),
         (["--suite", "prose", "--a", "", "--b", "", "--prompt", "x"], "--prompt has no effect on"),

@@ -39,6 +39,7 @@ def roofline(**changes: object) -> Roofline:
         work=WORK,
         kv_bytes=100,
         stats=STATS,
+        others_cpu=0.0,
         slots=4,
         experts=8,
         knobs=(),
@@ -81,6 +82,14 @@ def test_one_knob_is_named_and_the_others_stand_below() -> None:
     told = line.lines()
     assert told[-2] == "knob      turn RAM_GB=2.0: more slots: 2 tok/s expected (now 1)"
     assert told[-1].startswith("also      MTP: drafts")
+
+
+def test_a_machine_that_others_used_is_told() -> None:
+    told = roofline(others_cpu=0.7).lines()
+    assert told[-1] == (
+        "busy      others kept 70 % of the processors busy during the run: measure again"
+    )
+    assert not any(line.startswith("busy") for line in roofline().lines())
 
 
 def test_where_nothing_is_worth_turning_the_verdict_says_how_near_the_ceiling_is() -> None:

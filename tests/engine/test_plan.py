@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_model import random_tensors, tiny_config, write_checkpoint
 
-from diskmoe.engine import plan
+from diskmoe.engine import plan, predict
 from diskmoe.engine.cli import main
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.predict import HIT_RATES, Speeds, TokenWork, token_seconds, weight_speed
@@ -33,7 +33,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "weight_speed", lambda fmt, hidden, workers: 4e9)
+    monkeypatch.setattr(predict, "weight_speed", lambda fmt, hidden, workers: 4e9)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict:

@@ -262,6 +262,9 @@ def spoil(way: str, change: str, stored: Stored) -> None:
         stored[GATE][7, 3] = 0x7F
     elif change.startswith("infinite"):
         stored[scales][first] = np.inf
+    elif change in ("order", "zeros"):
+        ending = {"order": "_g_idx", "zeros": "_zero_point"}[change]
+        stored[GATE + ending] = np.zeros(160, np.int32)
     elif change == "a scale that is NaN":
         stored[scales][first] = np.nan
     else:
@@ -289,6 +292,8 @@ def spoil(way: str, change: str, stored: Stored) -> None:
         ("fp8 by tensor", "missing", "_scale_inv' are missing"),
         ("fp8 by tensor", "infinite", "not a number"),
         ("int4", "a scale that is NaN", "not a number"),
+        ("int4", "order", "columns in another order"),
+        ("int4", "zeros", "zeros of its own"),
         ("int4", "missing", "_scale' are missing"),
         ("int4", "shape", "the scales of I32 [160, 20] are floats of shape [160, 1]"),
         ("int4", "words", "[160, 3]; packed int4 is I32"),

@@ -33,7 +33,7 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(tmp_path, name, wa
     dequantised always, since its kernels round rows."""
     folder, expected = golden(name)
     assert len(expected["greedy"]) == 32 and expected["least_margin"] > 10 * TOLERANCE
-    options = {"expert_format": "f32"} if name.startswith("int4") else {}
+    options: dict[str, Any] = {"expert_format": "f32"} if name.startswith("int4") else {}
     if way != "as it is":
         folder = converted(folder, None if way == "kept" else way, out=tmp_path / "model")
     with running(folder, slots=2, **options) as model:
