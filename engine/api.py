@@ -12,7 +12,7 @@ with Model.load(Path("models/qwen3-q4"), Options(ram_gb=6)) as model:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING
 from diskmoe.engine.constraining import Constraints, ThinkBudget, Wanted, mode_of
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
-from diskmoe.engine.draft_head import load_head
+from diskmoe.engine.draft_head import absorb, load_head
 from diskmoe.engine.drafting import Experience, composer_of
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.generation import Run
+from diskmoe.engine.generation import Run, of_text
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.engine.lanes import DraftsInTurn, Lanes, Text
-from diskmoe.engine.learning import history_of, pin
+from diskmoe.engine.lanes import DraftsInTurn, Lanes
+from diskmoe.engine.learning import history_of, pin, tell_accepted, to_each
 from diskmoe.engine.memory import ahead_slots, policy_for, wave_slots
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KvCache
-from diskmoe.engine.model.moe import Ints, Record
 from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.weights import load_dense
 from diskmoe.engine.observed import Observed, Processor
@@ -61,49 +60,6 @@ if TYPE_CHECKING:
 __all__ = ["Model", "Options", "Prepared", "Prompt", "Run", "Sampling", "ThinkBudget", "prepare"]
 
 WARM_SHARE = 0.1  # of the expert bytes in the page cache; below it a run counts as cold
-
-
-def _to_each(recorders: Sequence[Record]) -> Record:
-    def record(layer: int, ids: Ints, phase: int) -> None:
-        for each in recorders:
-            each(layer, ids, phase)
-
-    return record
-
-
-def _of_text(
-    tokens: Generator[int, None, None], text: Text, at_end: Callable[[], None]
-) -> Generator[int, None, None]:
-    """The tokens of a run for as long as its lane is its own."""
-    try:
-        while True:
-            text.check()
-            try:
-                token = next(tokens)
-            except StopIteration:
-                return
-            text.check()  # what `on_prefill` did may have ended it
-            yield token
-    finally:
-        tokens.close()
-        text.end()
-        at_end()
-
-
-def _absorb(head: MtpSource | None, text: Text, following: Sequence[int]) -> None:
-    """The rows that the latest forward made of a text are told to its head."""
-    if head is not None:
-        with text.alone():
-            head.absorb(following, text.hidden[: len(following)])
-
-
-def _tell_accepted(
-    trace: TraceRecorder | None, history: UsageHistory | None, rows: Sequence[int]
-) -> None:
-    if trace is not None:
-        trace.accepted(len(rows))
-    if history is not None:
-        history.accepted(rows)
 
 
 class Model:
@@ -138,7 +94,7 @@ class Model:
         self._say = say
         recorders = [part.record for part in (self._trace, history) if part is not None]
         if recorders:
-            transformer.record_with(_to_each(recorders))
+            transformer.record_with(to_each(recorders))
         self._experience = Experience()
         self._constraints = Constraints(prepared.text, say)
         self._closed = False
@@ -216,7 +172,7 @@ class Model:
                 caches,
                 heads or [None] * options.parallel,
                 MemoryWatch(memory.budget_bytes, store.shrink, say).look,
-                partial(_tell_accepted, trace, history),
+                partial(tell_accepted, trace, history),
             )
             model = cls(
                 prepared, memory, transformer, store, lanes, workers, share, say, history, trace
@@ -344,15 +300,11 @@ class Model:
         valid = self.config.vocab if tokenizer is None else tokenizer.valid_mask
         if isinstance(grammar, str):
             grammar = load_grammar(grammar, token_id=tokenizer and tokenizer.token_id)
-        mode = self.options.constrain if constrain is None else mode_of(constrain)
-        enforced = mode != "0"
-        if enforced and grammar is None:
-            raise BadRequest("nothing to constrain by: give a grammar or a schema")
         stop_ids = frozenset() if ignore_eos else self.text.stops(prompt.in_chat)
-        wanted = Wanted(grammar if enforced else None, triggers, thinking)
+        mode = self.options.constrain if constrain is None else mode_of(constrain)
+        wanted = Wanted(grammar, mode, triggers, thinking)
         course, give_back = self._constraints.course(wanted, prompt, stop_ids)
-        ways = mode if enforced else "1"
-        sampler = Sampler(sampling or Sampling(temperature=0.0), valid, course, ways)
+        sampler = Sampler(sampling or Sampling(temperature=0.0), valid, course, wanted.way)
         text, stats.reused_tokens = self._lanes.begin(prompt.ids, reuse)
         models: list[DraftSource] = []
         head = None
@@ -375,7 +327,7 @@ class Model:
             self._experience,
             self._say,
             course,
-            begun=enforced and not triggers,
+            begun=wanted.from_the_start,
         )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner
@@ -394,13 +346,13 @@ class Model:
             on_prefill=on_prefill,
             drafts=DraftsInTurn(drafts, text) if drafts is not None and models else drafts,
             on_verified=text.accepted,
-            on_rows=partial(_absorb, head, text),
+            on_rows=partial(absorb, head, text),
         )
         stream = None
         if tokenizer is not None:
             stream = TextStream(tokenizer, stop, tokenizer.leading_space and prompt.in_chat)
         noted = [] if observed is None else observed.logprobs
-        return Run(_of_text(tokens, text, give_back), stream, stats, noted)
+        return Run(of_text(tokens, text, give_back), stream, stats, noted)
 
     def forget(self) -> None:
         """Texts to come go on from nothing that earlier ones have left."""

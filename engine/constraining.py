@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.options import check_constrain
@@ -13,7 +14,7 @@ from diskmoe.grammar_draft.constraint import Constraint
 from diskmoe.grammar_draft.course import Course
 from diskmoe.grammar_draft.lazy import Free, Lazy
 from diskmoe.grammar_draft.rules import Grammar
-from diskmoe.grammar_draft.tables import Tables
+from diskmoe.grammar_draft.tables import Tables, digest
 from diskmoe.grammar_draft.thinking import UNLIMITED, Tags, Thinking
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
@@ -38,12 +39,38 @@ class ThinkBudget:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to constrain one run. grammar: None: nothing does but a budget of thinking. triggers:
-    words, /patterns/ or <[ids]> of tokens, of which the first begins the grammar; none: the text does."""
+    """What is to constrain one run. mode: as of ``mode_of``. triggers: words, /patterns/ or <[ids]>
+    of tokens, of which the first begins the grammar; none: the text does.
+
+    Raises:
+        BadRequest: what is to be enforced is not there, or triggers are to begin nothing.
+    """
 
     grammar: Grammar | None
+    mode: str
     triggers: Sequence[str] = ()
     thinking: ThinkBudget | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode != "0" and self.grammar is None:
+            raise BadRequest("nothing to constrain by: give a grammar or a schema")
+        if self.mode == "0" and self.triggers:
+            raise BadRequest("a trigger needs a grammar to begin: constrain by one")
+
+    @property
+    def enforced(self) -> Grammar | None:
+        """The grammar, if it does more than draft."""
+        return None if self.mode == "0" else self.grammar
+
+    @property
+    def way(self) -> str:
+        """How a sampler is to go about it."""
+        return "1" if self.mode == "0" else self.mode
+
+    @property
+    def from_the_start(self) -> bool:
+        """Whether the text's first byte, but for a thinking block, is the grammar's."""
+        return self.enforced is not None and not self.triggers
 
 
 def mode_of(constrain: str | bool) -> str:
@@ -63,8 +90,9 @@ class Constraints:
         self._said: set[str] = set()
         self._tables = Tables()
         self._vocabularies: dict[frozenset[int], Vocabulary] = {}
-        # by grammar and ends; the grammar beside them keeps its id() its own
-        self._free: dict[tuple[int, frozenset[int]], tuple[Grammar, list[Constraint]]] = {}
+        self._lock = Lock()
+        # by what a grammar says and the ends: those that no text has now
+        self._free: dict[tuple[str, frozenset[int]], list[Constraint]] = {}
 
     def course(
         self, wanted: Wanted, prompt: Prompt, ends: frozenset[int]
@@ -73,13 +101,10 @@ class Constraints:
         the ids that end it.
 
         Raises:
-            BadRequest: triggers without a grammar, a budget where the model has no thinking blocks, a
-                model without a tokenizer.
+            BadRequest: a budget where the model has no thinking blocks, a model without a tokenizer.
             BadGrammar: a trigger that is none.
         """
-        grammar, thinking = wanted.grammar, wanted.thinking
-        if wanted.triggers and grammar is None:
-            raise BadRequest("a trigger needs a grammar to begin: constrain by one")
+        grammar, thinking = wanted.enforced, wanted.thinking
         if grammar is None and thinking is None:
             return None, lambda: None
         vocabulary = self._vocabulary(ends)
@@ -128,12 +153,14 @@ class Constraints:
     ) -> tuple[Constraint, Callable[[], None]]:
         """A constraint that nobody else has: they are for one thread at a time, and texts may be in
         several. And what gives it back."""
-        key = id(grammar), frozenset(vocabulary.ends)
-        _, free = known = self._free.pop(key, (grammar, []))
-        while len(self._free) >= KEPT:
-            del self._free[next(iter(self._free))]
-        self._free[key] = known  # the latest stands last
-        constraint = free.pop() if free else Constraint(grammar, vocabulary, self._tables)
+        key = digest(grammar), frozenset(vocabulary.ends)
+        with self._lock:
+            free = self._free.pop(key, [])
+            while len(self._free) >= KEPT:
+                del self._free[next(iter(self._free))]
+            self._free[key] = free  # the latest stands last
+            constraint = free.pop() if free else Constraint(grammar, vocabulary, self._tables)
+        constraint.name = grammar.name
         return constraint, lambda: free.append(constraint)
 
     def _tell(self, line: str) -> None:
@@ -158,7 +185,8 @@ class Constraints:
 
 
 def _place(constraint: Constraint, trigger: str) -> str:
-    """Where a grammar begins that a trigger begins."""
-    word = not (trigger.startswith(("/", "<[")))
-    behind = word and constraint.walk(constraint.start, trigger.encode()) is None
-    return f"behind {trigger!r}" if behind else f"from {trigger!r} on"
+    """Where a grammar begins that a trigger begins, as far as it can be told beforehand."""
+    if trigger.startswith(("/", "<[")):
+        return f"where {trigger!r} comes"
+    begins = constraint.walk(constraint.start, trigger.encode()) is not None
+    return f"from {trigger!r} on" if begins else f"behind {trigger!r}"

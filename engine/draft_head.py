@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from diskmoe.engine.kernels.workers import Workers
+from diskmoe.engine.lanes import Text
 from diskmoe.engine.loading import Opened
 from diskmoe.engine.memory import policy_for, wave_slots
 from diskmoe.engine.model.forward import Transformer
@@ -14,6 +17,7 @@ from diskmoe.experts.budget import MemoryPlan
 from diskmoe.experts.policy import POLICIES
 from diskmoe.experts.records import LayerRecords
 from diskmoe.experts.store import ExpertStore
+from diskmoe.mtp.head import MtpSource
 
 
 def load_head(
@@ -49,3 +53,10 @@ def load_head(
     )
     layer = MtpLayer(transformer, mtp_weights(dense, config), store, first, workers)
     return [layer, *map(layer.for_another_text, others)]
+
+
+def absorb(head: MtpSource | None, text: Text, following: Sequence[int]) -> None:
+    """The rows that the latest forward made of a text are told to its head."""
+    if head is not None:
+        with text.alone():
+            head.absorb(following, text.hidden[: len(following)])

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from diskmoe.engine.observed import LogProbs
 from diskmoe.engine.stats import RunStats
 from diskmoe.engine.text.session import TextStream
+
+if TYPE_CHECKING:
+    from diskmoe.engine.lanes import Text
+
+
+def of_text(
+    tokens: Generator[int, None, None], text: Text, at_end: Callable[[], None]
+) -> Generator[int, None, None]:
+    """The tokens of a run for as long as its lane is its own."""
+    try:
+        while True:
+            text.check()
+            try:
+                token = next(tokens)
+            except StopIteration:
+                return
+            text.check()  # what `on_prefill` did may have ended it
+            yield token
+    finally:
+        tokens.close()
+        text.end()
+        at_end()
 
 
 class Run:

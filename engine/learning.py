@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from diskmoe.engine.loading import Opened
+from diskmoe.engine.model.moe import Ints, Record
 from diskmoe.engine.options import Options
 from diskmoe.experts.store import ExpertStore
+from diskmoe.experts.trace import TraceRecorder
 from diskmoe.experts.usage import UsageHistory, model_fingerprint, pin_most_used
 
 Say = Callable[[str], None]
@@ -33,3 +35,23 @@ def pin(store: ExpertStore, history: UsageHistory | None, options: Options, say:
         say("note      PIN_GB has no effect without a usage history (USAGE=0, or a benchmark)")
         return
     pin_most_used(store, history, int(options.pin_gb * 2**30), say)
+
+
+def to_each(recorders: Sequence[Record]) -> Record:
+    """One that records for them all."""
+
+    def record(layer: int, ids: Ints, phase: int) -> None:
+        for each in recorders:
+            each(layer, ids, phase)
+
+    return record
+
+
+def tell_accepted(
+    trace: TraceRecorder | None, history: UsageHistory | None, rows: Sequence[int]
+) -> None:
+    """These rows of the latest forward were of use."""
+    if trace is not None:
+        trace.accepted(len(rows))
+    if history is not None:
+        history.accepted(rows)

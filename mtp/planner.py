@@ -69,11 +69,17 @@ class Planner:
         return best, most
 
     def choose(self, chances: Sequence[float], spent: float, idle: bool) -> int:
-        """How many of these drafts to submit. idle: there was a source that was not even asked."""
+        """How many of these drafts to submit. idle: there was a source that was not even asked.
+
+        Drafts of chance 1 at the front are submitted always: each is a row of this forward or of the
+        next, so there is nothing to weigh.
+        """
         k, rate = len(chances), 0.0
         if self.fixed is None:
             k, rate = self.best(chances, spent)
-            if self._is_plain_due and rate < SO_MUCH_BETTER / self._seconds[0]:
+            certain = next((i for i, chance in enumerate(chances) if chance < 1), len(chances))
+            k = max(k, certain)
+            if self._is_plain_due and not certain and rate < SO_MUCH_BETTER / self._seconds[0]:
                 self.picked(0)
                 return 0
             if self.probing:

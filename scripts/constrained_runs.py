@@ -74,7 +74,7 @@ def _wrong(model: Model, run: Run, grammar: Grammar, schema: dict) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description="many constrained runs by chance, read")
     parser.add_argument("--n", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, default=demo_dir(None))

@@ -53,6 +53,17 @@ def test_rows_that_cost_little_are_spent_on_doubtful_drafts_and_dear_ones_are_no
     assert chosen(planner(0.1, 1.0), [0.999] * 8) == 8
 
 
+def test_drafts_that_cannot_be_wrong_are_submitted_whatever_rows_seem_to_cost() -> None:
+    dear = planner(0.001, 1.0, wait=1.0, misses=10)
+    for seconds in (5.0, 50.0) * 8:  # a machine that others disturb
+        dear.costs.measured(seconds, 0.0, [0.0] * (1 if seconds < 9 else 2))
+    assert chosen(dear, [0.99, 0.9]) == 0
+    assert chosen(dear, [1.0, 1.0, 0.9]) == 2
+    dear.picked(1)
+    for _ in range(PLAIN_EVERY):  # nor is a forward without drafts due
+        assert chosen(dear, [1.0]) == 1
+
+
 def test_a_row_is_priced_in_what_the_disk_takes_for_its_misses() -> None:
     """The published figure: at 85 % hits one draft at 0.75 loses, resident it wins."""
     assert chosen(planner(0.2, 0.05), [0.75]) == 1
