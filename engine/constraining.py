@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.options import check_constrain
@@ -57,11 +58,12 @@ def mode_of(constrain: str | bool) -> str:
 class Constraints:
     """The constraints of one model."""
 
-    def __init__(self, text: TextSide, say: Say) -> None:
+    def __init__(self, text: TextSide, say: Say, folder: Path | None = None) -> None:
+        """folder: where compiled grammars outlive the process."""
         self._text = text
         self._say = say
+        self._tables = Tables(folder, say)
         self._said: set[str] = set()
-        self._tables = Tables()
         self._vocabularies: dict[frozenset[int], Vocabulary] = {}
         # by grammar and ends; the grammar beside them keeps its id() its own
         self._free: dict[tuple[int, frozenset[int]], tuple[Grammar, list[Constraint]]] = {}
