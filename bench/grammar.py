@@ -18,6 +18,7 @@ from diskmoe.bench.words import understood
 from diskmoe.engine.errors import BadRequest
 from diskmoe.grammar_draft.constraint import Constraint
 from diskmoe.grammar_draft.gbnf import parse
+from diskmoe.grammar_draft.languages import from_schema
 from diskmoe.grammar_draft.library import load
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.grammar_draft.vocabulary import Vocabulary
@@ -69,14 +70,6 @@ SCHEMA = {
     "required": ["name", "age", "role"],
     "additionalProperties": False,
 }
-SCHEMA_GBNF = r"""
-root ::= "{" ws "\"name\"" ws ":" ws string ws "," ws "\"age\"" ws ":" ws integer ws ","
-         ws "\"role\"" ws ":" ws role ws "}"
-role ::= "\"admin\"" | "\"administrator\"" | "\"guest\"" | "\"user\""
-string ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}))* "\""
-integer ::= "-"? ("0" | [1-9] [0-9]*)
-ws ::= [ \t\n\r]*
-"""
 DOCUMENTS = {
     "JSON": [
         json.dumps(
@@ -161,7 +154,7 @@ class Ours:
 def _grammar(kind: str) -> Grammar:
     if kind == "JSON":
         return load("json")
-    return parse(ARITHMETIC if kind == "arithmetic" else SCHEMA_GBNF)
+    return parse(ARITHMETIC) if kind == "arithmetic" else from_schema(SCHEMA)
 
 
 class XGrammar:

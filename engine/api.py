@@ -96,7 +96,7 @@ class Model:
         if recorders:
             transformer.record_with(to_each(recorders))
         self._experience = Experience()
-        self._constraints = Constraints(prepared.text, say)
+        self._constraints = Constraints(prepared.text, say, prepared.options.grammar_cache)
         self._closed = False
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 
 from diskmoe.engine.errors import BadRequest
@@ -84,11 +85,12 @@ def mode_of(constrain: str | bool) -> str:
 class Constraints:
     """The constraints of one model."""
 
-    def __init__(self, text: TextSide, say: Say) -> None:
+    def __init__(self, text: TextSide, say: Say, folder: Path | None = None) -> None:
+        """folder: where compiled grammars outlive the process."""
         self._text = text
         self._say = say
+        self._tables = Tables(folder, say)
         self._said: set[str] = set()
-        self._tables = Tables()
         self._vocabularies: dict[frozenset[int], Vocabulary] = {}
         self._lock = Lock()
         # by what a grammar says and the ends: those that no text has now

@@ -39,7 +39,7 @@ class Options:
     memory can be had. guard: switch drafts off that are mostly wrong. parallel: texts at once, each
     with a KV cache of its own. constrain: what a run's grammar does that says nothing of its own. "0":
     it drafts; "1": it is enforced; "mask", "check": it is enforced in this way of the two that "1"
-    chooses from.
+    chooses from. grammar_cache: directory where the automata of grammars that constrain are kept.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -73,6 +73,7 @@ class Options:
     guard: bool = True
     mtp: bool | None = None
     constrain: str = "0"
+    grammar_cache: Path | None = None
     parallel: int = 1
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and not isinstance(value, int | float):
                 raise BadRequest(f"{name} is {value!r}; it must be a number")
-        for name in ("trace", "usage", "corpus", "draft_model"):
+        for name in ("trace", "usage", "corpus", "draft_model", "grammar_cache"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Path):
                 raise BadRequest(f"{name} is {value!r}; it must be a Path")

@@ -205,6 +205,7 @@ def options_from(values: Mapping[str, Value]) -> Any:
     span, draft = values["GRAMMAR_DRAFT"].value, values["DRAFT"].value
     if values["GRAMMAR"].value is None and values["SCHEMA"].value is None:
         span = 0
+    kept = values["GRAMMAR_CACHE"].value
     ngram, corpus, mtp = values["NGRAM"].value, values["CORPUS"].value, values["MTP"].value
     small = values["DRAFT_MODEL"].value
     drafts = ngram or corpus or small or mtp is not False
@@ -232,6 +233,7 @@ def options_from(values: Mapping[str, Value]) -> Any:
         ngram=ngram,
         corpus=as_path(corpus) if corpus else None,
         draft_model=as_path(small) if small else None,
+        grammar_cache=as_path(kept) if kept else None,
         p_min=values["P_MIN"].value,
         guard=values["GUARD"].value,
         mtp=mtp,

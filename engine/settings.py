@@ -77,6 +77,14 @@ SETTINGS: tuple[Setting, ...] = (
         "what",
     ),
     Setting(
+        "GRAMMAR_CACHE",
+        any_text,
+        None,
+        "keep the automata of grammars that constrain in DIR for later runs",
+        "DIR",
+        "what",
+    ),
+    Setting(
         "TRIGGER",
         any_text,
         None,

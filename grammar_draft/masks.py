@@ -14,7 +14,7 @@ import numpy as np
 
 from diskmoe.compiled.functions import inner, kernel
 from diskmoe.grammar_draft.table import GO, I32, REFUSED, RETURN, SWITCH, Table
-from diskmoe.grammar_draft.trie import OTHERS, WHOLE, Trie, Words
+from diskmoe.grammar_draft.trie import OTHERS, SOUND, WHOLE, Trie, Words
 
 MAX_PARTS = 2048  # remembered at a time
 _MANY = 20  # ASCII bytes that a state loops on, from which sets of tokens are quicker than the trie
@@ -42,9 +42,9 @@ class Masks:
         self._scratch = np.empty((len(trie.byte), 3), np.int32)
         self._none = np.empty((0, 3), np.int32)
         self._arrays = (
-            *(trie.byte, trie.depth, trie.end, trie.first, trie.tokens, trie.below, trie.kinds),
+            *(trie.nodes, trie.tokens),
             *(table.classes, table.act, table.kind, table.number, table.at),
-            *(table.listed, table.found, table.loops, table.whole),
+            *(table.listed, table.found, table.loops.view(np.int32), table.room, table.whole),
         )
         longest = int(np.diff(table.at).max(initial=0))
         self._stack = np.empty((2, (longest + 1) * (trie.deepest + 1)), np.int32)
@@ -77,7 +77,7 @@ class Masks:
         return Part(words, self._scratch[:found].copy() if found else self._none)
 
     def _looped(self, state: int) -> tuple[Words, bool]:
-        """The tokens in which every byte leads a state back to itself, where they may be many."""
+        """The tokens in which every byte is one that a state loops on, where they may be many."""
         trie, table = self._trie, self._table
         low, high = (int(word) for word in table.loops[state])
         loops = low | high << 64
@@ -87,8 +87,27 @@ class Masks:
         if not table.whole[state]:
             others.append(128)
         words = trie.spelled & ~trie.broken
-        words &= ~np.bitwise_or.reduce(trie.having[others])
+        leave_out(trie.having, np.array(others, np.int32), words)
+        room = int(table.room[state])
+        if room < trie.deepest:
+            leave_out_long(trie.tokens, trie.lengths, room, words)
         return words, True
+
+
+@kernel
+def leave_out(sets: Any, members: Any, words: Any) -> None:
+    """Takes some of the sets, u64 (sets, words), out of `words`. members: i32."""
+    for member in members:
+        for i in range(len(words)):
+            words[i] &= ~sets[member, i]
+
+
+@kernel
+def leave_out_long(tokens: Any, lengths: Any, most: Any, words: Any) -> None:
+    """Takes tokens of more than `most` bytes out of `words`."""
+    for i in range(len(tokens)):
+        if lengths[i] > most:
+            words[tokens[i] >> 6] &= ~(np.uint64(1) << np.uint64(tokens[i] & 63))
 
 
 @inner
@@ -148,15 +167,17 @@ def _run(
         action = found[low] if low < at[i + 1] and listed[low] == popped else REFUSED
 
 
+@inner
+def _within(nodes: Any, node: Any, loops: Any, state: Any) -> Any:
+    """Whether a state loops on all ASCII bytes of a subtree."""
+    missed = nodes[node, 4] & ~loops[state, 0] | nodes[node, 5] & ~loops[state, 1]
+    return missed | nodes[node, 6] & ~loops[state, 2] | nodes[node, 7] & ~loops[state, 3] == 0
+
+
 @kernel
 def walk(
-    byte: Any,
-    depth: Any,
-    end: Any,
-    first: Any,
+    nodes: Any,
     tokens: Any,
-    below: Any,
-    kinds: Any,
     classes: Any,
     act: Any,
     kind: Any,
@@ -165,6 +186,7 @@ def walk(
     listed: Any,
     found: Any,
     loops: Any,
+    room: Any,
     whole: Any,
     start: Any,
     symbol: Any,
@@ -177,10 +199,11 @@ def walk(
 ) -> Any:
     """Walks the trie with a table, and adds the tokens that fit to `words`.
 
-    The arrays of a `Trie` and of a `Table` come first. start: the state before the first byte, or -1
-    to go on at `places` (as `pops`) with `symbol` below the stack. shared: whether `words` has the
-    tokens in which every byte leads the start back to itself. pops: i32 (nodes, 3), out. stack: i32
-    (2, n): symbols and what is below them, n more than a token can push. levels: i32 (4, deepest + 1).
+    The arrays of a `Trie` and of a `Table` come first, `loops` in four parts of 32 bits. start: the
+    state before the first byte, or -1 to go on at `places` (as `pops`) with `symbol` below the stack.
+    shared: whether `words` has the tokens in which every byte is a loop of the start. pops:
+    i32 (nodes, 3), out. stack: i32 (2, n): symbols and what is below them, n more than a token can
+    push. levels: i32 (4, deepest + 1).
 
     Returns the number of places where what lies further below decides.
     """
@@ -188,62 +211,60 @@ def walk(
     states, handles, useds, looped = levels  # looped: whether every byte so far led the start back
     count = 0
     for turn in range(1 if start >= 0 else len(places)):
-        node, stop = 0, len(byte)
+        node, stop = 0, len(nodes) - 1
         action, left, handle, used = REFUSED, 0, -1, 0
         resumed = start < 0
         if resumed:
             node, action, left = places[turn, 0], places[turn, 1], places[turn, 2]
-            stop = end[node]
-            looped[depth[node] - 1] = 0
+            stop = nodes[node, 0]
+            looped[nodes[node, 2] - 1] = 0
         else:
             states[0], handles[0], useds[0], looped[0] = start, -1, 0, shared
         while node < stop:
-            here = depth[node]
-            value = byte[node]
+            end, here = nodes[node, 0], nodes[node, 2]
+            packed = nodes[node, 3]
+            value, kinds, height = packed & 255, packed >> 8 & 255, packed >> 16
             column = classes[value]
             if not resumed:
                 action, left = act[states[here - 1], column], 0
                 handle, used = handles[here - 1], useds[here - 1]
             resumed = False
-            state, action, left, handle, used = _run(
-                action,
-                left,
-                symbol,
-                column,
-                handle,
-                used,
-                act,
-                kind,
-                number,
-                at,
-                listed,
-                found,
-                stack,
-            )
-            if state < 0:
-                if state == _NEEDS:
-                    pops[count, 0], pops[count, 1], pops[count, 2] = node, action, left
-                    count += 1
-                node = end[node]
-                continue
+            state = action
+            if action < REFUSED:
+                state, action, left, handle, used = _run(
+                    *(action, left, symbol, column, handle, used),
+                    *(act, kind, number, at, listed, found, stack),
+                )
             loop = looped[here - 1]
             if loop and value >= 128:
                 loop = whole[start]
             elif loop:
-                loop = np.int32((loops[start, value >> 6] >> np.uint64(value & 63)) & one)
-            others = kinds[node] & OTHERS
+                loop = (loops[start, value >> 5] >> (value & 31)) & 1
             if (
-                below[node, 0] & ~loops[state, 0] == 0
-                and below[node, 1] & ~loops[state, 1] == 0
-                and (others == 0 or (whole[state] == 1 and kinds[node] & WHOLE))
-            ):  # all of the subtree is taken
-                if not (loop and state == start):
-                    for j in range(first[node], first[end[node]]):
-                        token = tokens[j]
-                        words[token >> 6] |= one << np.uint64(token & 63)
-                node = end[node]
+                loop
+                and here + height <= room[start]
+                and _within(nodes, node, loops, start)
+                and (kinds & OTHERS == 0 or (whole[start] == 1 and kinds & SOUND))
+            ):  # all of the subtree is in `words`
+                node = end
                 continue
-            for j in range(first[node], first[node + 1]):
+            if state < 0:
+                if state == _NEEDS:
+                    pops[count, 0], pops[count, 1], pops[count, 2] = node, action, left
+                    count += 1
+                node = end
+                continue
+            if (
+                height <= room[state]
+                and _within(nodes, node, loops, state)
+                and (kinds & OTHERS == 0 or (whole[state] == 1 and kinds & WHOLE))
+            ):  # all of the subtree is taken
+                for j in range(nodes[node, 1], nodes[end, 1]):
+                    token = tokens[j]
+                    words[token >> 6] |= one << np.uint64(token & 63)
+                node = end
+                continue
+            for j in range(nodes[node, 1], nodes[node + 1, 1]):
                 token = tokens[j]
                 words[token >> 6] |= one << np.uint64(token & 63)
             states[here], handles[here], useds[here], looped[here] = state, handle, used, loop

@@ -19,16 +19,18 @@ LR(1) are what does not end here: then some count is reached, and `Undecided` sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
+from diskmoe.grammar_draft.checks import cost
 from diskmoe.grammar_draft.graph import END, Graph, components
-from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Token
+from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Symbol, Token
 from diskmoe.grammar_draft.table import END_OF_TEXT, Accept, Action, Go, Return, Row, Switch
 
 MAX_STATES = 6000
 MAX_WORK = 200_000  # items and edges looked at
 MAX_DEPTH = 16  # open calls, one in another, that one state holds
+MAX_COPIED = 100  # states of a rule that is called from several places, about
 MAX_PORTS = 8  # rules that are open side by side on the stack
 _ALL = END_OF_TEXT * 2 - 1
 
@@ -58,13 +60,13 @@ class Undecided(Exception):
 class Pushdown:
     """The rows of an automaton; 0 is the state below everything."""
 
-    def __init__(self, grammar: Grammar, graph: Graph, push_all: bool = False):
-        """push_all: every call that is agreed upon is pushed, of rules that do not recur as well.
+    def __init__(self, grammar: Grammar, graph: Graph, pushed: set[int]):
+        """pushed: the rules whose calls are pushed, those that recur among them.
 
         Raises Undecided.
         """
         self._graph = graph
-        self._pushed = set(grammar.used) if push_all else recurring(grammar, graph)
+        self._pushed = pushed
         self._same: dict[object, int] = {}
         self._canon: dict[int, int] = {}
         self._ports = [Tail(frozenset(), False, port) for port in range(MAX_PORTS)]
@@ -73,7 +75,7 @@ class Pushdown:
         self._contents: list[tuple[Kernel, ...]] = []  # by port; of a state just what it is
         self._steps: list[list[tuple[int, int, int]]] = []  # (bytes, symbol or -1, state)
         self._ends: list[int] = []  # the ports that a state may have completed, as a set
-        self._landed: dict[tuple[int, int], int] = {}  # (state, symbol) -> where it returns
+        self._landed: dict[tuple[int, int], int] = {}  # (ports, symbol that is several) -> state
         self._taken: dict[tuple[int, int], int] = {}  # (state, symbol) -> both as one state
         self._work = 0
         self._number(frozenset())
@@ -107,8 +109,7 @@ class Pushdown:
             if len(contents) > 1:
                 self._ends.append(0)
                 continue
-            (kernel,) = contents
-            reads, ends = self._closure(kernel)
+            reads, ends = self._closure(next(iter(contents)))
             self._ends.append(ends)
             for some, reached in self._parted(reads):
                 symbol, to = self._cut(reached)
@@ -220,7 +221,11 @@ class Pushdown:
 
     def _cut(self, reached: Kernel) -> tuple[int, Kernel]:
         """Parts calls that lie below all that was reached: (the symbol to push or -1, the state)."""
-        cut = self._lowest({tail for _, tail in reached})
+        tails = {tail for _, tail in reached}
+        if any(tail.port >= 0 for tail in tails):
+            return -1, reached
+        alone = len(tails) == 1 and next(iter(tails)).pushable
+        cut = list(tails) if alone else self._lowest(tails)
         if not cut:
             return -1, reached
         ports = dict(zip(cut, self._ports, strict=False))
@@ -275,32 +280,42 @@ class Pushdown:
     def _decide(self) -> None:
         """Finds out where complete states return, and where only the symbol below can say."""
         while True:
-            below = self._below()
-            pairs = [
-                (s, symbol) for s, found in enumerate(below) if self._ends[s] for symbol in found
-            ]
-            known = len(self._landed) + len(self._taken)
-            for state, symbol in pairs:
-                if (state, symbol) not in self._landed:
-                    self._landed[state, symbol] = self._landing(state, symbol)
+            known = len(self._contents), len(self._landed), len(self._taken)
+            self._below = self._find_below()
+            groups: dict[tuple[int, int], list[int]] = {}  # states that return alike
+            for state, ends in enumerate(self._ends):
+                if ends:
+                    groups.setdefault((self._below[state], ends), []).append(state)
+            self._returns = {
+                group: [(symbol, self._landing(group[1], symbol)) for symbol in _members(group[0])]
+                for group in groups
+            }
             self._explore()
-            firsts = self._firsts()
-            for state, symbol in pairs:
-                both = self._own(state) & firsts[self._landed[state, symbol]]
-                if both and (state, symbol) not in self._taken:
-                    self._take(state, symbol)
-            if len(self._landed) + len(self._taken) == known:
+            self._find_firsts(groups)
+            for group, states in groups.items():
+                for state in states:
+                    if self._own[state] & self._behind[group]:
+                        self._take_all(state, self._returns[group])
+            if (len(self._contents), len(self._landed), len(self._taken)) == known:
                 break
             self._explore()
-        self._symbols, self._first = below, firsts
 
-    def _landing(self, state: int, symbol: int) -> int:
-        """Where a complete state returns."""
+    def _landing(self, ends: int, symbol: int) -> int:
+        """Where a state that has completed these ports returns."""
         contents = self._contents[symbol]
         if len(contents) == 1:
             return symbol
-        ports = (c for port, c in enumerate(contents) if self._ends[state] >> port & 1)
-        return self._number(frozenset().union(*ports))
+        known = self._landed.get((ends, symbol))
+        if known is None:
+            ports = (kernel for port, kernel in enumerate(contents) if ends >> port & 1)
+            known = self._landed[ends, symbol] = self._number(frozenset().union(*ports))
+        return known
+
+    def _take_all(self, state: int, returns: list[tuple[int, int]]) -> None:
+        for symbol, to in returns:
+            if self._own[state] & self._firsts[to] and (state, symbol) not in self._taken:
+                self._spend(1)
+                self._take(state, symbol)
 
     def _take(self, state: int, symbol: int) -> None:
         """A state that may go on by itself or return to `symbol`: both as one."""
@@ -308,51 +323,53 @@ class Pushdown:
         places = dict(zip(self._ports, tails, strict=False))
         self._taken[state, symbol] = self._number(self._moved(self._contents[state][0], places))
 
-    def _own(self, state: int) -> int:
-        total = 0
-        for some, _, _ in self._steps[state]:
-            total |= some
-        return total
-
-    def _below(self) -> list[set[int]]:
-        """Per state the symbols that may be right below it."""
-        below: list[set[int]] = [set() for _ in self._contents]
+    def _find_below(self) -> list[int]:
+        """Per state the symbols that may be right below it, as a set."""
+        below = [0] * len(self._contents)
         onward: list[set[int]] = [set() for _ in self._contents]  # states at the same level
-        queue: list[tuple[int, int]] = [(self.start, 0)]
+        below[self.start] = 1
         for state, steps in enumerate(self._steps):
             for _, symbol, to in steps:
                 if symbol < 0:
                     onward[state].add(to)
                 else:
                     onward[state].add(symbol)
-                    queue.append((to, symbol))
-        for found in (self._landed, self._taken):
-            for (_, symbol), to in found.items():
-                if to != symbol:
-                    onward[symbol].add(to)
+                    below[to] |= 1 << symbol
+        for (_, symbol), to in (*self._landed.items(), *self._taken.items()):
+            onward[symbol].add(to)
+        queue = [state for state, symbols in enumerate(below) if symbols]
         while queue:
-            state, symbol = queue.pop()
-            if symbol not in below[state]:
-                self._spend(1 + len(onward[state]))
-                below[state].add(symbol)
-                queue += [(other, symbol) for other in onward[state]]
+            state = queue.pop()
+            self._spend(1 + len(onward[state]))
+            for other in onward[state]:
+                if below[state] & ~below[other]:
+                    below[other] |= below[state]
+                    queue.append(other)
         return below
 
-    def _firsts(self) -> list[int]:
-        """Per state what may come next, returns included; the end of the text as well."""
-        firsts = [self._own(state) for state in range(len(self._contents))]
+    def _find_firsts(self, groups: Mapping[tuple[int, int], list[int]]) -> None:
+        """Finds per state what may come next, returns included, and per group what may behind a
+        return; the end of the text as well."""
+        self._own = [0] * len(self._contents)  # what a state reads by itself
+        for state, steps in enumerate(self._steps):
+            for some, _, _ in steps:
+                self._own[state] |= some
+        firsts = self._firsts = list(self._own)
         firsts[0] = END_OF_TEXT
-        returning: list[list[int]] = [[] for _ in firsts]  # per state those that return to it
-        for (state, _), to in self._landed.items():
-            returning[to].append(state)
-        queue = list(range(len(firsts)))
-        while queue:
-            to = queue.pop()
-            for state in returning[to]:
-                if firsts[to] & ~firsts[state]:
-                    firsts[state] |= firsts[to]
-                    queue.append(state)
-        return firsts
+        behind = self._behind = dict.fromkeys(groups, 0)
+        changed = True
+        while changed:
+            changed = False
+            for group, states in groups.items():
+                self._spend(1 + len(states))
+                total = 0
+                for _, to in self._returns[group]:
+                    total |= firsts[to]
+                if total != behind[group]:
+                    changed = True
+                    behind[group] = total
+                    for state in states:
+                        firsts[state] |= total
 
     # rows
 
@@ -365,13 +382,12 @@ class Pushdown:
     def _row(self, state: int, some: int) -> Row:
         """What a state does with some of the bytes."""
         row: Row = []
-        returned = switched = 0  # bytes that are read behind a return
-        if self._ends[state]:
-            for symbol in self._symbols[state]:
-                to = self._landed[state, symbol]
-                returned |= self._first[to]
-                if to != symbol:
-                    switched |= self._first[to]
+        group = (self._below[state], self._ends[state])
+        returned = self._behind.get(group, 0)  # bytes that are read behind a return
+        switched = 0
+        if returned and self._landed:
+            for symbol, to in self._returns[group]:
+                switched |= self._firsts[to] if to != symbol else 0
         returned &= some
         for bits, symbol, to in self._steps[state]:
             bits &= some
@@ -391,11 +407,11 @@ class Pushdown:
     def _switches(self, state: int, some: int, go: Go | None) -> Row:
         """The rows of bytes where the symbol below a state says what they do. go: what the state
         does with them by itself."""
-        self._spend(len(self._symbols[state]))
+        returns = self._returns[self._below[state], self._ends[state]]
+        self._spend(len(returns))
         parts: dict[int, dict[int, Action]] = {some: {}}
-        for symbol in self._symbols[state]:
-            landed = self._landed[state, symbol]
-            both = some & self._first[landed]
+        for symbol, landed in returns:
+            both = some & self._firsts[landed]
             joined: Row = []
             if both:
                 joined = self._row(landed if go is None else self._taken[state, symbol], both)
@@ -417,10 +433,49 @@ class Pushdown:
         ]
 
 
+def shared(grammar: Grammar, pushed: set[int]) -> set[int]:
+    """The rules that should be pushed beside those that must: what would be copied too often."""
+    component = components({rule: sorted(set(grammar.uses(rule))) for rule in grammar.used})
+    calls = dict.fromkeys(grammar.used, 0)  # that come back
+    for rule in grammar.used:
+        for alternative in grammar.rules[rule].alternatives:
+            for place, symbol in enumerate(alternative):
+                item = symbol.item if isinstance(symbol, Repeat) else symbol
+                if isinstance(item, Ref) and (item is not symbol or place != len(alternative) - 1):
+                    calls[item.rule] += 1
+    found = set(pushed)
+    sizes: dict[int, int] = {}  # states, about, with those of the calls that stay within
+    for rule in sorted(grammar.used, key=component.__getitem__):  # callees before callers
+        size = 0
+        for alternative in grammar.rules[rule].alternatives:
+            for symbol in alternative:
+                item = symbol.item if isinstance(symbol, Repeat) else symbol
+                size += cost(symbol)
+                if isinstance(item, Ref) and item.rule not in found:
+                    size += _times(symbol) * sizes.get(item.rule, 0)
+        sizes[rule] = min(size, MAX_WORK)
+        if (calls[rule] - 1) * sizes[rule] > MAX_COPIED:
+            found.add(rule)
+    return found
+
+
+def _times(symbol: Symbol) -> int:
+    """How often a symbol stands in a state's way."""
+    return max(symbol.high or symbol.low + 1, 1) if isinstance(symbol, Repeat) else 1
+
+
 def names_tokens(grammar: Grammar) -> bool:
     """Whether a grammar names tokens, which no byte can stand for."""
     symbols = (s for n in grammar.used for a in grammar.rules[n].alternatives for s in a)
     return any(isinstance(s.item if isinstance(s, Repeat) else s, Token) for s in symbols)
+
+
+def _members(some: int) -> Iterator[int]:
+    """The members of a set of small numbers."""
+    while some:
+        lowest = some & -some
+        yield lowest.bit_length() - 1
+        some ^= lowest
 
 
 def _symbol(case: tuple[int, Action]) -> int:

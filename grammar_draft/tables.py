@@ -16,12 +16,19 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from diskmoe.grammar_draft.graph import Graph
-from diskmoe.grammar_draft.pushdown import Pushdown, Undecided, names_tokens, recurring
+from diskmoe.grammar_draft.pushdown import (
+    Pushdown,
+    Undecided,
+    names_tokens,
+    recurring,
+    shared,
+)
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.grammar_draft.table import ACCEPT, GO, RETURN, SWITCH, Table, completed, table_of
 
@@ -43,7 +50,7 @@ Made = tuple[Table | None, str]  # no table: sets of stacks
 
 
 class Tables:
-    """Tables by their grammar."""
+    """Tables by their grammar, for any number of threads."""
 
     def __init__(self, folder: Path | None = None, say: Callable[[str], None] | None = None):
         """folder: where tables outlive the process; it is made when the first one is written. say:
@@ -51,17 +58,19 @@ class Tables:
         self._folder = folder
         self._say = say or (lambda _: None)
         self._made: dict[str, Made] = {}  # the latest stands last
+        self._lock = Lock()  # texts may be constrained in several threads
 
     def of(self, grammar: Grammar, graph: Graph) -> Made:
         """The table of a grammar and what it is in words, as `table_for` has it."""
         name = digest(grammar)
-        made = self._made.pop(name, None) or self._read(name)
-        if made is None:
-            made = table_for(grammar, graph)
-            self._write(name, made)
-        self._made[name] = made
-        if len(self._made) > KEPT:
-            self._made.pop(next(iter(self._made)))
+        with self._lock:
+            made = self._made.pop(name, None) or self._read(name)
+            if made is None:
+                made = table_for(grammar, graph)
+                self._write(name, made)
+            self._made[name] = made
+            if len(self._made) > KEPT:
+                self._made.pop(next(iter(self._made)))
         return made
 
     def _path(self, name: str) -> Path | None:
@@ -112,20 +121,22 @@ def table_for(grammar: Grammar, graph: Graph) -> tuple[Table | None, str]:
     rules = f"{count} rule{'s' if count != 1 else ''}"
     if names_tokens(grammar):
         return None, f"{rules}, sets of stacks: it names tokens"
+    must = recurring(grammar, graph)
+    should = shared(grammar, must)
     why = ""
-    # calls stay within states where that makes a finite automaton, if that is not too large
-    for push_all in (True, False) if recurring(grammar, graph) else (False, True):
+    # what is called often and large is not copied; then nothing that is called is
+    for pushed in (should, set(grammar.used)):
         try:
-            made = Pushdown(grammar, graph, push_all)
+            made = Pushdown(grammar, graph, pushed)
             table = table_of(made.rows(), made.start)
         except Undecided as error:
-            why = why or str(error)
+            why = why or f": {error}"
             continue
         kind = f"DFA of {table.states} states"
         if not table.regular:
             kind = f"{table.states} states with a stack"
-        return table, f"{rules}, {kind}{': ' + why if why else ''}"
-    return None, f"{rules}, sets of stacks: {why}"
+        return table, f"{rules}, {kind}{why}"
+    return None, f"{rules}, sets of stacks{why}"
 
 
 def digest(grammar: Grammar) -> str:

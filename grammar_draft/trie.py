@@ -21,7 +21,8 @@ Words = npt.NDArray[np.uint64]
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
 
-OTHERS, WHOLE = 1, 2  # bits of `kinds`
+MAX_HEIGHT = 32767
+OTHERS, WHOLE, SOUND = 1, 2, 4  # bits of `kinds`
 _BROKEN = 8  # the state behind bytes that are no UTF-8
 
 
@@ -35,8 +36,14 @@ class Trie:
     first: I32  # (nodes + 1,): index into `tokens` of the first token at a node or behind it
     tokens: I32  # (spelled,): ids by their bytes, ascending
     below: Words  # (nodes, 2): the ASCII bytes behind a node in its subtree, as a set
-    kinds: U8  # (nodes,): OTHERS: other bytes are behind; WHOLE: at the end of a character, no
-    #            text through here is broken UTF-8 (that may end within a character)
+    kinds: U8  # (nodes,): OTHERS: other bytes are behind; SOUND: no text through here is broken
+    #            UTF-8 (that may end within a character); WHOLE: nor is this within a character
+    nodes: (
+        I32  # (nodes + 1, 8): end, first, depth, byte | kinds << 8 | levels below << 16, below in
+    )
+    #             four parts: what a walk reads of a node lies together; of the last row only `first`
+    #             counts
+    lengths: I32  # (spelled,): bytes of each of `tokens`
     having: Words  # (129, words): the tokens that have an ASCII byte, and last those with others
     broken: Words  # (words,): tokens that are no UTF-8 from their start on
     spelled: Words  # (words,): all of them
@@ -63,8 +70,16 @@ def trie_of(spelled: Sequence[tuple[bytes, int]], words: int) -> Trie:
     lay_nodes(data, starts, tokens, byte, depth, first, having, broken, all_of_them)
     deepest = int(depth.max()) if count else 0
     close_nodes(byte, depth, end, below, kinds, deepest)
+    nodes = np.zeros((count + 1, 8), np.int32)
+    nodes[:, 1] = first
+    nodes[:-1, 0], nodes[:-1, 2] = end, depth
+    height = np.zeros(count, np.int32)
+    measure(depth, end, height)
+    nodes[:-1, 3] = byte.astype(np.int32) | kinds.astype(np.int32) << 8 | height << 16
+    nodes[:-1, 4:] = below.view(np.int32)
     sets = (having, broken, all_of_them)
-    return Trie(byte, depth, end, first, tokens, below, kinds, *sets, deepest)
+    lengths = np.diff(starts).astype(np.int32)
+    return Trie(byte, depth, end, first, tokens, below, kinds, nodes, lengths, *sets, deepest)
 
 
 @inner
@@ -184,8 +199,8 @@ def close_nodes(byte: Any, depth: Any, end: Any, below: Any, kinds: Any, deepest
         below[node, 0], below[node, 1] = low[at + 1], high[at + 1]
         bad_here = bad[at + 1] | np.uint8(whole[node] == _BROKEN)
         kinds[node] = others[at + 1]
-        if whole[node] == 0 and not bad_here:
-            kinds[node] |= WHOLE
+        if not bad_here:
+            kinds[node] |= SOUND if whole[node] else SOUND | WHOLE
         low[at + 1] = high[at + 1] = np.uint64(0)
         others[at + 1] = bad[at + 1] = np.uint8(0)
         low[at] |= below[node, 0]
@@ -199,3 +214,13 @@ def close_nodes(byte: Any, depth: Any, end: Any, below: Any, kinds: Any, deepest
             high[at] |= one << np.uint64(value - 64)
         else:
             others[at] |= OTHERS
+
+
+@kernel
+def measure(depth: Any, end: Any, height: Any) -> Any:
+    """height[n] = how many levels of nodes are below a node, at most MAX_HEIGHT; zero before."""
+    for node in range(len(depth) - 1, -1, -1):
+        child = node + 1
+        while child < end[node]:
+            height[node] = min(max(height[node], height[child] + 1), MAX_HEIGHT)
+            child = end[child]

@@ -73,7 +73,7 @@ def follow(
     raise AssertionError(f"{constraint.name}: a walk did not end")
 
 
-CLOSERS = {b'"', b"}", b"]", b")", b"\n", b"c", b".", b">", b"=", None}
+CLOSERS = {b'"', b"x", b"y", b"}", b"]", b")", b"\n", b"c", b".", b">", b"=", None}
 
 
 def run(documents: int, seed: int) -> Counter[str]:

@@ -17,7 +17,7 @@ from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.grammar_draft.graph import Graph
-from diskmoe.grammar_draft.pushdown import Pushdown, Undecided
+from diskmoe.grammar_draft.pushdown import Pushdown, Undecided, recurring
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.grammar_draft.stacked import Stacked
 from diskmoe.grammar_draft.table import table_of
@@ -38,12 +38,18 @@ def vocabulary(choose: random.Random) -> Vocabulary:
     return Vocabulary([*texts, None, None], {len(texts): "<x>", len(texts) + 1: "<end>"}, {357})
 
 
+def pushed(grammar: Grammar, graph: Graph, all_rules: bool) -> set[int]:
+    """The rules whose calls are pushed: all, or only those that must."""
+    return set(grammar.used) if all_rules else recurring(grammar, graph)
+
+
 def automata(grammar: Grammar, words: Vocabulary) -> list[tuple[str, Tier]]:
     """All that a grammar can be made into."""
     made: list[tuple[str, Tier]] = [("sets of stacks", Stacked(Automaton(grammar), words))]
+    graph = Graph(grammar)
     for push_all in (False, True):
         try:
-            pushdown = Pushdown(grammar, Graph(grammar), push_all)
+            pushdown = Pushdown(grammar, graph, pushed(grammar, graph, push_all))
             table = table_of(pushdown.rows(), pushdown.start)
         except Undecided:
             continue

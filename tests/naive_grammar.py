@@ -60,22 +60,12 @@ def walk(table: Table, stack: Stack | None, data: bytes) -> Stack | None:
     return stack
 
 
-def loops(table: Table, state: int) -> int:
-    """The ASCII bytes with which a state stays as it is, as a set."""
-    return sum(1 << b for b in range(128) if table.act[state, table.classes[b]] == state)
-
-
-def whole(table: Table, state: int) -> bool:
-    """Whether every character that is not ASCII leads a state back to itself, by itself."""
-    for point in (*range(0x80, 0xD800), *range(0xE000, 0x110000)):
-        here = state
-        for byte in chr(point).encode():
-            here = int(table.act[here, table.classes[byte]])
-            if here < 0:
-                return False
-        if here != state:
-            return False
-    return True
+def stays(table: Table, state: int, data: bytes) -> bool:
+    """Whether a state can read bytes by itself, without its stack."""
+    for byte in data:
+        if state >= 0:
+            state = int(table.act[state, table.classes[byte]])
+    return state >= 0
 
 
 def same(act: Sequence[Sequence[int]]) -> list[int]:

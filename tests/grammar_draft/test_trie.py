@@ -3,7 +3,8 @@
 import naive_grammar
 import numpy as np
 
-from diskmoe.grammar_draft.trie import OTHERS, WHOLE, trie_of
+from diskmoe.grammar_draft.masks import leave_out, leave_out_long
+from diskmoe.grammar_draft.trie import OTHERS, SOUND, WHOLE, trie_of
 
 TEXTS = [
     b"a",
@@ -44,9 +45,9 @@ def test_a_node_knows_the_bytes_behind_it():
         assert bool(trie.kinds[i] & OTHERS) == any(byte >= 128 for byte in behind)
         texts = [d for d in TEXTS if d.startswith(data)]
         boundary = naive_grammar.well_begun(data + b"a")
-        assert bool(trie.kinds[i] & WHOLE) == (
-            boundary and all(map(naive_grammar.well_begun, texts))
-        )
+        sound = all(map(naive_grammar.well_begun, texts))
+        assert bool(trie.kinds[i] & SOUND) == sound
+        assert bool(trie.kinds[i] & WHOLE) == (boundary and sound)
 
 
 def test_sets_of_tokens_by_the_bytes_they_have():
@@ -61,3 +62,23 @@ def test_sets_of_tokens_by_the_bytes_they_have():
 
 def test_a_vocabulary_may_be_empty():
     assert len(trie_of([], 1).byte) == 0
+
+
+def test_sets_are_left_out_of_words():
+    rng = np.random.default_rng(1)
+    sets = rng.integers(0, 1 << 63, (5, 4), np.uint64)
+    words = rng.integers(0, 1 << 63, 4, np.uint64)
+    expected = words & ~(sets[1] | sets[4])
+    leave_out(sets, np.array([1, 4], np.int32), words)
+    assert words.tolist() == expected.tolist()
+
+
+def test_long_tokens_are_left_out_of_words_and_heights_are_known():
+    trie = trie_of(SPELLED, 1)
+    words = trie.spelled.copy()
+    leave_out_long(trie.tokens, trie.lengths, 2, words)
+    assert [has(words, token) for token in range(len(TEXTS))] == [len(d) <= 2 for d in TEXTS]
+    nodes = naive_grammar.trie(SPELLED)
+    for i, (data, _, size) in enumerate(nodes):
+        longest = max(len(d) for d, _, _ in nodes[i : i + size])
+        assert trie.nodes[i, 3] >> 16 == longest - len(data)
