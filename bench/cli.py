@@ -1,4 +1,4 @@
-"""``diskmoe bench kernels|disk|synth|decode|replay|drafts``: the words, and which file does the work.
+"""``diskmoe bench kernels|disk|synth|decode|replay|drafts|ppl``: the words, and which file does the work.
 
 Results go to stdout, everything said beside them to stderr. Errors are raised, and made one line by
 the command line of the engine, which found this file through the entry point ``bench``.
@@ -20,10 +20,11 @@ usage: diskmoe bench kernels [--json]            speed of each weight format aga
        diskmoe bench decode MODEL --tokens N     decode and prompt speed with fixed token ids
        diskmoe bench replay TRACE                hits of each cache policy in a recorded routing
        diskmoe bench drafts [MODEL]              speed with no, so many, and planned drafts
+       diskmoe bench ppl MODEL FILE              perplexity of a text, and bits per byte
 
 'diskmoe bench COMMAND --help' lists the options of a command.
 """
-COMMANDS = ("kernels", "disk", "synth", "decode", "replay", "drafts")
+COMMANDS = ("kernels", "disk", "synth", "decode", "replay", "drafts", "ppl")
 
 
 def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
@@ -52,6 +53,8 @@ def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
         from diskmoe.bench import decode as chosen
     elif command == "drafts":
         from diskmoe.bench import drafts as chosen
+    elif command == "ppl":
+        from diskmoe.bench import ppl as chosen
     else:
         from diskmoe.bench import replay as chosen
     if wants_help:
