@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from diskmoe.experts.compiled import kernel
+from diskmoe.compiled.functions import kernel
 from diskmoe.experts.tiles import PAGE
 
 LINE = 64  # bytes of a cache line

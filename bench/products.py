@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from diskmoe.bench.memory import Crew
 from diskmoe.bench.weights import RandomWeights, writable_formats
+from diskmoe.compiled.functions import kernel
 from diskmoe.engine.errors import DiskMoeError
 from diskmoe.engine.kernels.paths import path_named
 from diskmoe.engine.kernels.products import (
@@ -29,7 +30,6 @@ from diskmoe.engine.kernels.products import (
     tile_rows,
 )
 from diskmoe.experts.arena import Arena
-from diskmoe.experts.compiled import kernel
 from diskmoe.experts.tiles import PAGE, TILE, aligned_zeros, matrix_layout, pack, unpack
 
 TOLERANCE = 1e-5  # of the sum of magnitudes that go into an output

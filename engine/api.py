@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,31 +21,24 @@ from typing import TYPE_CHECKING
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.draft_head import load_head
-from diskmoe.engine.drafting import Experience, Helpers, composer_of
+from diskmoe.engine.drafting import Experience, composer_of
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.learning import history_of, pin
-from diskmoe.engine.loading import (
-    Opened,
-    Options,
-    ahead_slots,
-    open_model,
-    plan_for,
-    policy_for,
-    ready_model_kernels,
-    wave_slots,
-)
+from diskmoe.engine.memory import ahead_slots, policy_for, wave_slots
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.moe import Ints, Record
 from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.weights import load_dense
+from diskmoe.engine.options import Options
+from diskmoe.engine.prepared import Prepared, Say, prepare, silent
 from diskmoe.engine.report import ModelFacts
 from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
 from diskmoe.engine.text.session import TextStream
-from diskmoe.engine.text.side import Prompt, TextSide
+from diskmoe.engine.text.side import Prompt
 from diskmoe.experts.budget import MemoryPlan, shown_bytes
 from diskmoe.experts.pagecache import cached_share
 from diskmoe.experts.policy import POLICIES
@@ -66,11 +58,6 @@ if TYPE_CHECKING:
 __all__ = ["Model", "Options", "Prepared", "Prompt", "Run", "Sampling", "prepare"]
 
 WARM_SHARE = 0.1  # of the expert bytes in the page cache; below it a run counts as cold
-Say = Callable[[str], None]
-
-
-def _silent(line: str) -> None:
-    """Says nothing."""
 
 
 def _to_each(recorders: Sequence[Record]) -> Record:
@@ -79,67 +66,6 @@ def _to_each(recorders: Sequence[Record]) -> Record:
             each(layer, ids, phase)
 
     return record
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A model that was opened and found good, with its text side; no weight is in memory."""
-
-    opened: Opened
-    text: TextSide
-    helpers: Helpers
-    options: Options
-
-    def check_prompt(self, ids: Sequence[int]) -> None:
-        """Raises BadRequest when the model cannot be fed these tokens."""
-        check_prompt(ids, self.opened.config.vocab, self.opened.context)
-
-    def plan(self, say: Say = _silent) -> MemoryPlan:
-        """Compiles the kernels and plans the memory. Raises OutOfBudget."""
-        ready_model_kernels([self.opened, *self.helpers.models], say)
-        return plan_for(
-            self.opened, self.options, say, self.helpers.nbytes(self.opened.context, self.options)
-        )
-
-    def for_run(self, tokens: int, limit: int) -> Prepared:
-        """The same for one prompt of so many tokens and an answer of at most `limit`.
-
-        Memory is planned for that alone: where no CTX was given, the KV cache holds no more
-        positions than these (and no more than before).
-        """
-        opened = self.opened
-        if self.options.ctx is None:
-            opened = replace(opened, context=min(opened.context, tokens + limit))
-        options = replace(self.options, longest_prompt=max(1, tokens))
-        return replace(self, opened=opened, options=options)
-
-    def close(self) -> None:
-        self.helpers.close()
-        self.opened.records.close()
-
-
-def prepare(path: str | Path, options: Options | None = None, say: Say = _silent) -> Prepared:
-    """Opens a model's headers and text files.
-
-    Args:
-        path: a converted model or a Hugging Face directory.
-        say: gets one line per thing worth knowing.
-
-    Raises:
-        BadModel: one line that names the file and what is wrong with it.
-        BadRequest: something to draft with that cannot be used.
-    """
-    options = options or Options()
-    opened = open_model(Path(path), options)
-    for note in opened.notes:
-        say(f"note      {note}")
-    try:
-        text = TextSide.load(opened.path, opened.source.config, opened.config.vocab)
-        helpers = Helpers.open(options, text)
-    except BaseException:
-        opened.records.close()
-        raise
-    return Prepared(opened, text, helpers, options)
 
 
 class Model:
@@ -154,7 +80,7 @@ class Model:
         head: MtpLayer | None,
         workers: Workers,
         share: float | None,  # of the expert files in the page cache, before a weight was read
-        say: Say = _silent,
+        say: Say = silent,
         history: UsageHistory | None = None,
         trace: TraceRecorder | None = None,
     ) -> None:
@@ -181,12 +107,12 @@ class Model:
         self._closed = False
 
     @classmethod
-    def load(cls, path: str | Path, options: Options | None = None, say: Say = _silent) -> Model:
+    def load(cls, path: str | Path, options: Options | None = None, say: Say = silent) -> Model:
         """Opens, plans and loads a model; see ``prepare`` and ``finish``."""
         return cls.finish(prepare(path, options, say), say)
 
     @classmethod
-    def finish(cls, prepared: Prepared, say: Say = _silent) -> Model:
+    def finish(cls, prepared: Prepared, say: Say = silent) -> Model:
         """Plans and loads a prepared model.
 
         Raises:

@@ -11,7 +11,8 @@ from importlib.metadata import EntryPoint, distributions
 from typing import cast
 
 from diskmoe.engine.errors import BadRequest, DiskMoeError
-from diskmoe.engine.settings import PREFIX, SETTINGS, Value, did_you_mean, resolve, switch
+from diskmoe.engine.setting_values import switch
+from diskmoe.engine.settings import PREFIX, SETTINGS, Value, did_you_mean, resolve
 
 COMMANDS = (
     "run",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.engine.loading import Opened, Options, policy_for, wave_slots
+from diskmoe.engine.loading import Opened
+from diskmoe.engine.memory import policy_for, wave_slots
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.mtp_layer import MtpLayer, mtp_weights
 from diskmoe.engine.model.weights import load_dense
+from diskmoe.engine.options import Options
 from diskmoe.experts.budget import MemoryPlan
 from diskmoe.experts.policy import POLICIES
 from diskmoe.experts.records import LayerRecords

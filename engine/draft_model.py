@@ -11,10 +11,12 @@ from pathlib import Path
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.engine.loading import LEAST_CHUNK, Opened, Options, open_model
+from diskmoe.engine.loading import Opened, open_model
+from diskmoe.engine.memory import LEAST_CHUNK
 from diskmoe.engine.model.forward import Transformer, scratch_bytes
 from diskmoe.engine.model.kvcache import KvCache, kv_cache_bytes
 from diskmoe.engine.model.weights import dense_bytes, load_dense
+from diskmoe.engine.options import Options
 from diskmoe.engine.text.tokenizer import TextTokenizer, load_tokenizer
 from diskmoe.experts.store import WAVE_SLOTS, ExpertStore
 

@@ -10,7 +10,8 @@ from diskmoe.engine.corpora import open_corpus
 from diskmoe.engine.draft_model import DraftModel
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.engine.loading import Opened, Options
+from diskmoe.engine.loading import Opened
+from diskmoe.engine.options import Options
 from diskmoe.engine.places import as_path
 from diskmoe.engine.text.side import Prompt, TextSide
 from diskmoe.engine.text.tokenizer import TextTokenizer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from diskmoe.engine.loading import Opened, Options
+from diskmoe.engine.loading import Opened
+from diskmoe.engine.options import Options
 from diskmoe.experts.store import ExpertStore
 from diskmoe.experts.usage import UsageHistory, model_fingerprint, pin_most_used
 

@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from diskmoe.compiled.files import cache_home
 from diskmoe.engine.errors import BadRequest
-from diskmoe.experts.kernel_files import cache_home
 
 DEMO_NAME = "demo-model"
 FORMS = ("sparse", "dense")

@@ -12,97 +12,26 @@ positional argument), ``DISKMOE_<NAME>``, ``<NAME>``, the default.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.setting_values import (
+    any_text,
+    bits,
+    choice,
+    integer,
+    number,
+    speed,
+    switch,
+    token_ids,
+)
 from diskmoe.experts.policy import AUTO, POLICIES
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
 from diskmoe.mtp.draft_model import DEFAULT_P_MIN
 
 PREFIX = "DISKMOE_"
-
-
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(f"a whole number from {low} to {high}") from None
-        if not low <= value <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
-        return value
-
-    return parse
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError(f"a number from {low:g} to {high:g}") from None
-        if not (math.isfinite(value) and low <= value <= high):
-            raise ValueError(f"a number from {low:g} to {high:g}")
-        return value
-
-    return parse
-
-
-def switch(text: str) -> bool:
-    """On or off, as words say it. ValueError for anything else."""
-    lowered = text.strip().lower()
-    if lowered in ("1", "true", "yes", "on"):
-        return True
-    if lowered in ("0", "false", "no", "off", ""):
-        return False
-    raise ValueError("1 or 0")
-
-
-def _speed(text: str) -> int | None:
-    factor = {"k": 10**3, "m": 10**6, "g": 10**9}.get(text[-1:].lower())
-    try:
-        value = float(text[:-1] if factor else text) * (factor or 1)
-    except ValueError:
-        value = math.nan
-    if value == 0:
-        return None
-    if not 1000 <= value <= 1e12:
-        raise ValueError("bytes a second from 1k to 1000G, like 500M or 1.5G; 0 for none")
-    return round(value)
-
-
-def _choice(*allowed: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() in allowed:
-            return text.lower()
-        near = difflib.get_close_matches(text.lower(), allowed, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError("one of " + ", ".join(allowed) + hint)
-
-    return parse
-
-
-def _text(text: str) -> str:
-    return text
-
-
-def _bits(text: str) -> int:
-    if text in ("4", "8", "16", "32"):
-        return int(text)
-    raise ValueError("4, 8, 16 or 32")
-
-
-def _token_ids(text: str) -> tuple[int, ...]:
-    try:
-        ids = tuple(int(part) for part in text.replace(",", " ").split())
-    except ValueError:
-        raise ValueError("token ids like 1,2,3") from None
-    if not ids or min(ids) < 0:
-        raise ValueError("at least one token id, none negative, like 1,2,3")
-    return ids
 
 
 @dataclass(frozen=True)
@@ -123,29 +52,29 @@ class Setting:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("MODEL", _text, None, "model directory; without it the demo model", "DIR", "what"),
-    Setting("PROMPT", _text, None, "the prompt; else the argument, else stdin", "TEXT", "what"),
-    Setting("PROMPT_IDS", _token_ids, None, "the prompt as token ids: 1,2,3", "IDS", "what"),
-    Setting("SYSTEM", _text, None, "system message of a chat", "TEXT", "what", bare=False),
+    Setting("MODEL", any_text, None, "model directory; without it the demo model", "DIR", "what"),
+    Setting("PROMPT", any_text, None, "the prompt; else the argument, else stdin", "TEXT", "what"),
+    Setting("PROMPT_IDS", token_ids, None, "the prompt as token ids: 1,2,3", "IDS", "what"),
+    Setting("SYSTEM", any_text, None, "system message of a chat", "TEXT", "what", bare=False),
     Setting(
         "CHAT",
-        _choice("auto", "1", "0"),
+        choice("auto", "1", "0"),
         "auto",
         "1 chat template, 0 raw text; auto: the template if the model has one",
         "auto|1|0",
         "what",
     ),
-    Setting("NGEN", _integer(1, 1_000_000), 256, "most tokens to generate", "N", "what"),
+    Setting("NGEN", integer(1, 1_000_000), 256, "most tokens to generate", "N", "what"),
     Setting("IGNORE_EOS", switch, False, "go on after the model's stop tokens", "", "what"),
-    Setting("STOP", _text, None, "stop before this text (\\n is a newline)", "TEXT", "what"),
-    Setting("TEMP", _number(0, 100), None, "temperature; 0 is greedy", "T", "sampling"),
-    Setting("TOP_K", _integer(0, 10_000_000), None, "keep the k likeliest; 0 all", "K", "sampling"),
-    Setting("TOP_P", _number(0, 1), None, "keep this share of probability", "P", "sampling"),
-    Setting("MIN_P", _number(0, 1), None, "drop below this share of the best", "P", "sampling"),
-    Setting("SEED", _integer(0, 2**63 - 1), None, "makes sampling repeatable", "N", "sampling"),
+    Setting("STOP", any_text, None, "stop before this text (\\n is a newline)", "TEXT", "what"),
+    Setting("TEMP", number(0, 100), None, "temperature; 0 is greedy", "T", "sampling"),
+    Setting("TOP_K", integer(0, 10_000_000), None, "keep the k likeliest; 0 all", "K", "sampling"),
+    Setting("TOP_P", number(0, 1), None, "keep this share of probability", "P", "sampling"),
+    Setting("MIN_P", number(0, 1), None, "drop below this share of the best", "P", "sampling"),
+    Setting("SEED", integer(0, 2**63 - 1), None, "makes sampling repeatable", "N", "sampling"),
     Setting(
         "CTX",
-        _integer(2, 10_000_000),
+        integer(2, 10_000_000),
         None,
         "positions of the KV cache; else what prompt and NGEN need, at most 4096",
         "N",
@@ -153,16 +82,16 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "KV",
-        _choice("f32", "f16", "q8"),
+        choice("f32", "f16", "q8"),
         "f32",
         "numbers of the KV cache; f16 and q8 take less memory and change the text",
         "f32|f16|q8",
         "memory",
     ),
-    Setting("RAM_GB", _number(0.01, 100_000), None, "memory budget in GiB", "GB", "memory"),
+    Setting("RAM_GB", number(0.01, 100_000), None, "memory budget in GiB", "GB", "memory"),
     Setting(
         "CAP",
-        _integer(1, 100_000),
+        integer(1, 100_000),
         None,
         "hot-store slots per layer; else what the budget holds",
         "N",
@@ -170,7 +99,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "POLICY",
-        _choice("auto", *POLICIES),
+        choice("auto", *POLICIES),
         "auto",
         f"which expert a slot loses; auto: {AUTO}, or lru where experts are under 512 KiB",
         "|".join(("auto", *POLICIES)),
@@ -178,7 +107,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "PIN_GB",
-        _number(0, 100_000),
+        number(0, 100_000),
         None,
         "hot-store memory that keeps the experts used most in earlier runs",
         "GB",
@@ -187,18 +116,18 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("USAGE", switch, True, "learn from runs which experts are used most", "0|1", "memory"),
     Setting(
         "EXPERT_BITS",
-        _bits,
+        bits,
         None,
         "bits of experts when a checkpoint is quantised on the way in",
         "4|8|16|32",
         "memory",
     ),
-    Setting("DENSE_BITS", _bits, None, "the same for dense weights", "4|8|16|32", "memory"),
-    Setting("THREADS", _integer(1, 1024), None, "compute threads; else usable cores", "N", "speed"),
-    Setting("IO_THREADS", _integer(1, 64), 4, "reads in flight", "N", "speed"),
+    Setting("DENSE_BITS", bits, None, "the same for dense weights", "4|8|16|32", "memory"),
+    Setting("THREADS", integer(1, 1024), None, "compute threads; else usable cores", "N", "speed"),
+    Setting("IO_THREADS", integer(1, 64), 4, "reads in flight", "N", "speed"),
     Setting(
         "DIRECT",
-        _choice("auto", "1", "0"),
+        choice("auto", "1", "0"),
         "auto",
         "read experts past the page cache",
         "auto|1|0",
@@ -206,7 +135,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "DISK_BPS",
-        _speed,
+        speed,
         None,
         "read experts no faster than this, like 500M: an honest slow disk",
         "BPS",
@@ -215,7 +144,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("VERIFY", switch, False, "compare each expert's checksum once", "0|1", "speed"),
     Setting(
         "PREFILL_CHUNK",
-        _integer(1, 4096),
+        integer(1, 4096),
         None,
         "prompt rows per forward; else 256 to 1024, as memory allows",
         "N",
@@ -223,17 +152,19 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "PREFETCH",
-        _choice("0", "1", "count"),
+        choice("0", "1", "count"),
         "0",
         "read experts that the next layer will probably want while the disk is idle; "
         "count: only count how good the guesses are",
         "0|1|count",
         "speed",
     ),
-    Setting("TRACE", _text, None, "write which experts each token chose to FILE", "FILE", "output"),
+    Setting(
+        "TRACE", any_text, None, "write which experts each token chose to FILE", "FILE", "output"
+    ),
     Setting(
         "DRAFT",
-        _integer(0, MAX_CAP),
+        integer(0, MAX_CAP),
         None,
         "so many drafts in each forward besides a grammar's; else as many as pay",
         "N",
@@ -250,7 +181,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "CORPUS",
-        _text,
+        any_text,
         None,
         "draft from texts on disk, made by diskmoe corpus for this model",
         "DIR",
@@ -258,7 +189,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "DRAFT_MODEL",
-        _text,
+        any_text,
         None,
         "draft with a small model of the same vocabulary, kept in memory",
         "DIR",
@@ -266,7 +197,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "P_MIN",
-        _number(0, 1),
+        number(0, 1),
         DEFAULT_P_MIN,
         "its drafts end where it gives the next one less than this",
         "P",
@@ -274,16 +205,16 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "GRAMMAR",
-        _text,
+        any_text,
         None,
         "draft what a grammar expects (GBNF, or the name of one of ours); never changes the text",
         "FILE",
         "drafts",
     ),
-    Setting("SCHEMA", _text, None, "the same from a JSON Schema", "FILE", "drafts"),
+    Setting("SCHEMA", any_text, None, "the same from a JSON Schema", "FILE", "drafts"),
     Setting(
         "GRAMMAR_DRAFT",
-        _integer(1, MAX_CAP),
+        integer(1, MAX_CAP),
         DEFAULT_CAP,
         "most tokens that a grammar drafts at once",
         "N",
@@ -294,8 +225,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("JSON", switch, False, "one JSON object on stdout in place of the text", "", "output"),
     Setting("VERBOSE", switch, False, "all settings and sources", "", "output", bare=False),
     Setting("DEBUG", switch, False, "a traceback with an error", "", "output"),
-    Setting("CACHE_DIR", _text, None, "home of the demo model", "DIR", "output", bare=False),
-    Setting("STATE_DIR", _text, None, "home of what is learned", "DIR", "output", bare=False),
+    Setting("CACHE_DIR", any_text, None, "home of the demo model", "DIR", "output", bare=False),
+    Setting("STATE_DIR", any_text, None, "home of what is learned", "DIR", "output", bare=False),
 )
 
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}

@@ -23,6 +23,13 @@ from typing import cast
 import numpy as np
 from numba.core.event import Event, Listener, install_listener
 
+from diskmoe.compiled.files import (
+    kept_kernels,
+    kernel_folders,
+    kernels_can_be_kept,
+    prune_kernels,
+)
+from diskmoe.compiled.functions import NOTES
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.interrupts import interrupts_kept
 from diskmoe.engine.kernels.warm import BLOCKS, WarmItem, kernel_items
@@ -30,14 +37,7 @@ from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.union import union_of
 from diskmoe.engine.sampling import warm_sampler
 from diskmoe.experts.budget import shown_bytes
-from diskmoe.experts.compiled import NOTES
 from diskmoe.experts.errors import WriteFailed
-from diskmoe.experts.kernel_files import (
-    kept_kernels,
-    kernel_folders,
-    kernels_can_be_kept,
-    prune_kernels,
-)
 from diskmoe.experts.warm import compile_packers
 
 Say = Callable[[str], None]

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.compiled import kernel
+from diskmoe.compiled.functions import kernel
 from diskmoe.experts.quantise import quantise_fp8, quantise_mxfp4, quantise_q4, quantise_q8
 
 GROUP = 32

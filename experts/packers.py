@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from diskmoe.experts.compiled import kernel
+from diskmoe.compiled.functions import kernel
 
 
 @kernel

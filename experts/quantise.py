@@ -7,7 +7,7 @@ format is; a kernel returns the first row with a weight that is not finite, or -
 
 import numpy as np
 
-from diskmoe.experts.compiled import inner, kernel
+from diskmoe.compiled.functions import inner, kernel
 
 _ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding and taking it away rounds half to even
 # what q4's search pulls the lowest and the highest weight of a group in by at first, in ranges

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.compiled.functions import inner
 from diskmoe.engine.kernels.atomics import word_at
 from diskmoe.engine.kernels.attention_blocks import (
     KEYS,
@@ -46,7 +47,6 @@ from diskmoe.engine.kernels.simd import (
     store_one,
 )
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.experts.compiled import inner
 
 Floats = npt.NDArray[np.float32]
 

@@ -9,6 +9,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from diskmoe.compiled.functions import inner
 from diskmoe.engine.kernels.atomics import on_stack, put_word, word_at
 from diskmoe.engine.kernels.heads import KV_F16, KV_F32
 from diskmoe.engine.kernels.paths import HOST
@@ -31,7 +32,6 @@ from diskmoe.engine.kernels.simd import (
     store_lane_sums,
     store_one,
 )
-from diskmoe.experts.compiled import inner
 
 KEYS = 64  # keys in a block
 

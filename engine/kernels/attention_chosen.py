@@ -6,6 +6,7 @@ operations of `attention.py`. So a row that sees all keys has the same bits as t
 
 import numpy as np
 
+from diskmoe.compiled.functions import inner
 from diskmoe.engine.kernels.atomics import word_at
 from diskmoe.engine.kernels.attention import AttendShape
 from diskmoe.engine.kernels.attention_blocks import (
@@ -29,7 +30,6 @@ from diskmoe.engine.kernels.simd import (
     store_f32,
     store_one,
 )
-from diskmoe.experts.compiled import inner
 
 _TOGETHER = 8  # keys of a block that are scored, or weighed, before the next ones: a first cache's
 

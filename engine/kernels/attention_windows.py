@@ -6,8 +6,8 @@ in `attention.py`; rows count from the first one of the call.
 
 import numpy as np
 
+from diskmoe.compiled.functions import inner
 from diskmoe.engine.kernels.atomics import word_at
-from diskmoe.experts.compiled import inner
 
 
 @inner

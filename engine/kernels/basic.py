@@ -10,6 +10,7 @@ The rule of this file: elementwise operations round once each; a sum over a row 
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.compiled.functions import inner, kernel
 from diskmoe.engine.kernels.atomics import on_stack, word_at
 from diskmoe.engine.kernels.program import Builder, Phase, Rows, address_of_array, f32_word
 from diskmoe.engine.kernels.simd import (
@@ -25,7 +26,6 @@ from diskmoe.engine.kernels.simd import (
     store_f32,
     store_one,
 )
-from diskmoe.experts.compiled import inner, kernel
 
 Floats = npt.NDArray[np.float32]
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.compiled.functions import inner
 from diskmoe.engine.kernels.atomics import put_word, word_at
 from diskmoe.engine.kernels.basic import norm_row
 from diskmoe.engine.kernels.delta_shape import LANES, DeltaShape
@@ -44,7 +45,6 @@ from diskmoe.engine.kernels.simd import (
     store_f32,
     store_one,
 )
-from diskmoe.experts.compiled import inner
 
 Floats = npt.NDArray[np.float32]
 

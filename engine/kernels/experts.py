@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.compiled.functions import kernel
 from diskmoe.engine.kernels import program
 from diskmoe.engine.kernels.ffn import COLUMNS, COMBINE, DOWN, GATE_UP
 from diskmoe.engine.kernels.ffn_shape import SILU, FfnShape, Swiglu
@@ -39,7 +40,6 @@ from diskmoe.engine.kernels.program import (
     rows_of,
 )
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.experts.compiled import kernel
 from diskmoe.experts.tiles import MatrixLayout, RecordLayout, aligned_zeros
 
 Floats = npt.NDArray[np.float32]

@@ -7,6 +7,7 @@ Arguments are built by `experts.py`, which says what they mean.
 
 import numpy as np
 
+from diskmoe.compiled.functions import inner
 from diskmoe.engine.kernels.atomics import on_stack, put_word, word_at
 from diskmoe.engine.kernels.matmul import PIECE, ROWS, tiles_of_rows, write_out
 from diskmoe.engine.kernels.program import Phase
@@ -26,7 +27,6 @@ from diskmoe.engine.kernels.simd import (
     store_f32,
     store_one,
 )
-from diskmoe.experts.compiled import inner
 
 COLUMNS = 512  # that an item of COMBINE adds
 

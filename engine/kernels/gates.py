@@ -6,6 +6,7 @@ as the tree of halves, then the columns beyond a multiple of 16 by fma; products
 
 import numpy as np
 
+from diskmoe.compiled.functions import inner
 from diskmoe.engine.kernels.atomics import word_at
 from diskmoe.engine.kernels.program import Builder, Phase, Rows
 from diskmoe.engine.kernels.simd import (
@@ -19,7 +20,6 @@ from diskmoe.engine.kernels.simd import (
     store_f32,
     store_one,
 )
-from diskmoe.experts.compiled import inner
 
 
 def add_split(builder: Builder, n: int, heads: int, dims: int, wide: Rows, q: Rows) -> None:

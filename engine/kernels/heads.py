@@ -18,6 +18,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 
+from diskmoe.compiled.functions import inner
 from diskmoe.engine.kernels.atomics import word_at
 from diskmoe.engine.kernels.basic import norm_row
 from diskmoe.engine.kernels.program import Builder, Phase, Rows, address_of_array, f32_word
@@ -34,7 +35,6 @@ from diskmoe.engine.kernels.simd import (
     store_f32,
     store_one,
 )
-from diskmoe.experts.compiled import inner
 
 Floats = npt.NDArray[np.float32]
 

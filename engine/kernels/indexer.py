@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.compiled.functions import inner
 from diskmoe.engine.kernels.atomics import store_i32, word_at
 from diskmoe.engine.kernels.attention_blocks import KEYS, score_one, score_two, widen
 from diskmoe.engine.kernels.heads import KV_F32, CachePart, keep, turn
@@ -31,7 +32,6 @@ from diskmoe.engine.kernels.simd import (
     store_f32,
     store_one,
 )
-from diskmoe.experts.compiled import inner
 
 Floats = npt.NDArray[np.float32]
 

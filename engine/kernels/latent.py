@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.compiled.functions import inner
 from diskmoe.engine.kernels.atomics import on_stack, put_word, word_at
 from diskmoe.engine.kernels.attention_blocks import score_one, score_two
 from diskmoe.engine.kernels.basic import norm_row
@@ -26,7 +27,6 @@ from diskmoe.engine.kernels.products import depth_of, scale_bytes, tile_bytes, t
 from diskmoe.engine.kernels.program import Builder, Phase, Rows, address_of_array, f32_word
 from diskmoe.engine.kernels.simd import address, f32_at, store_one
 from diskmoe.engine.kernels.tile_columns import columns_together, tile_columns
-from diskmoe.experts.compiled import inner
 
 Floats = npt.NDArray[np.float32]
 

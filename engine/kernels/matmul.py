@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.compiled.functions import inner, kernel
 from diskmoe.engine.kernels.atomics import on_stack, put_word, word_at
 from diskmoe.engine.kernels.paths import HOST
 from diskmoe.engine.kernels.products import (
@@ -35,7 +36,6 @@ from diskmoe.engine.kernels.simd import (
     store_one,
 )
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.experts.compiled import inner, kernel
 from diskmoe.experts.tiles import MatrixLayout, aligned_zeros
 
 Floats = npt.NDArray[np.float32]

@@ -19,6 +19,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from diskmoe.compiled.functions import address_of, callback, kernel
 from diskmoe.engine.kernels.blocks import FORMS, emit_multiply
 from diskmoe.engine.kernels.paths import HOST, Fixed, Path, resolved
 from diskmoe.engine.kernels.prepare import emit_prepare
@@ -31,7 +32,6 @@ from diskmoe.engine.kernels.simd import (
     load_f16,
     store_one,
 )
-from diskmoe.experts.compiled import address_of, callback, kernel
 
 KIND = {name: kind for kind, name in enumerate(FORMS)}  # how kernels are told a format
 F32, BF16, Q8, Q4, Q4G64, MXFP4, FP8 = range(7)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from diskmoe.experts.compiled import address_of, callback
+from diskmoe.compiled.functions import address_of, callback
 
 MACS_PER_CLAIM = 100_000  # a few microseconds of work: less is not worth handing to a thread
 MACS_WORTH_WAKING = 400_000  # work for which a sleeping thread is woken

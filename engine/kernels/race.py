@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
+from diskmoe.compiled.functions import inner, kernel
 from diskmoe.engine.kernels.select import BLOCK, LOWEST, allows, weight
-from diskmoe.experts.compiled import inner, kernel
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64 (Steele, Lea, Flood 2014)
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)

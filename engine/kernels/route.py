@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.compiled.functions import inner
 from diskmoe.engine.kernels.atomics import store_i32, word_at
 from diskmoe.engine.kernels.matmul import check_floats
 from diskmoe.engine.kernels.program import (
@@ -23,7 +24,6 @@ from diskmoe.engine.kernels.program import (
 )
 from diskmoe.engine.kernels.simd import address, exp, f32_at, i32_at, sigmoid, store_one
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.experts.compiled import inner
 
 Floats = npt.NDArray[np.float32]
 

@@ -11,6 +11,7 @@ temperature, by additions and products alone: their bits do not depend on the ma
 
 import numpy as np
 
+from diskmoe.compiled.functions import inner, kernel
 from diskmoe.engine.kernels.simd import (
     address,
     bits_double,
@@ -23,7 +24,6 @@ from diskmoe.engine.kernels.simd import (
     load_f32,
     splat,
 )
-from diskmoe.experts.compiled import inner, kernel
 
 BLOCK = 64  # ids of a word of `allowed`
 DIGITS = 11  # bits of a logit that `heaviest` looks at in one pass

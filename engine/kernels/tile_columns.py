@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from diskmoe.compiled.functions import inner, kernel
 from diskmoe.engine.kernels import emit
 from diskmoe.engine.kernels.emit import F32, I8, I32, constant, vector
 from diskmoe.engine.kernels.paths import HOST
@@ -28,7 +29,6 @@ from diskmoe.engine.kernels.simd import (
     splat_at,
     store_f32,
 )
-from diskmoe.experts.compiled import inner, kernel
 
 
 def _lanes(element: Any, meaning: Callable[[Any, Any], Any]) -> Any:

@@ -25,6 +25,7 @@ from types import TracebackType
 
 import numpy as np
 
+from diskmoe.compiled.functions import inner, kernel
 from diskmoe.engine.kernels.atomics import (
     add_word,
     call_phase,
@@ -35,7 +36,6 @@ from diskmoe.engine.kernels.atomics import (
     swap_word_if,
 )
 from diskmoe.engine.kernels.program import Builder, Program
-from diskmoe.experts.compiled import inner, kernel
 from diskmoe.experts.tiles import aligned_zeros
 
 _DONE, _STOP, _SLEEPERS, _NUMBER, _RUNNING, _RING = (128 * i for i in range(1, 7))  # CLAIM is 0

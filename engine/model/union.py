@@ -7,7 +7,7 @@ order, so what is computed for a row never depends on how the union was cut into
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.compiled import kernel
+from diskmoe.compiled.functions import kernel
 
 Ints = npt.NDArray[np.int32]
 

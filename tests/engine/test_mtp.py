@@ -215,7 +215,7 @@ def test_a_head_without_room_is_left_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The least budget of the model alone is not the least with its head."""
-    monkeypatch.setattr("diskmoe.engine.loading.resident_bytes", lambda: 100 << 20)
+    monkeypatch.setattr("diskmoe.engine.memory.resident_bytes", lambda: 100 << 20)
     small = tmp_path / "converted"  # which takes less to load
     convert_model(folder, small, "q4", "q8", lambda line: None)
     alone = prepare(small, Options(ctx=96, mtp=False))

@@ -13,7 +13,8 @@ import pytest
 from tiny_model import random_tensors, tiny_config, with_codes, write_checkpoint
 
 from diskmoe.engine.cli import main
-from diskmoe.engine.loading import Options, policy_for
+from diskmoe.engine.memory import policy_for
+from diskmoe.engine.options import Options
 from diskmoe.engine.report import REPORT_KEYS
 from diskmoe.experts.policy import AUTO, POLICIES
 
@@ -276,7 +277,7 @@ def test_ctrl_c_answers_at_once_and_keeps_what_was_made(tmp_path: Path) -> None:
 
 
 def test_packages_refuse_their_bare_folder_names(repo_root: Path) -> None:
-    for name in ("engine", "experts", "engine.kernels", "grammar_draft", "mtp"):
+    for name in ("compiled", "engine", "experts", "engine.kernels", "grammar_draft", "mtp"):
         done = subprocess.run(
             [sys.executable, "-c", f"import {name}"],
             cwd=repo_root,

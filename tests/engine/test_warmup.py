@@ -11,10 +11,10 @@ import pytest
 from numba.core import event
 from tiny_model import random_tensors, tiny_config, write_checkpoint
 
+from diskmoe.compiled.functions import NOTES
 from diskmoe.engine import warmup
 from diskmoe.engine.kernels.warm import WarmItem
 from diskmoe.engine.warmup import help_compiling, ready_kernels
-from diskmoe.experts.compiled import NOTES
 
 
 @pytest.fixture

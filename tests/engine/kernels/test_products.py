@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diskmoe.compiled.functions import kernel
 from diskmoe.engine.kernels.dots import E2M1_DOUBLED
 from diskmoe.engine.kernels.paths import Path, available_paths, path_named
 from diskmoe.engine.kernels.products import (
@@ -27,7 +28,6 @@ from diskmoe.engine.kernels.products import (
     tile_rows,
     unpack_row,
 )
-from diskmoe.experts.compiled import kernel
 from diskmoe.experts.formats import FORMATS, Quantised, dequantise
 from diskmoe.experts.tiles import (
     Bytes,

@@ -12,11 +12,12 @@ import pytest
 from numba import types
 from numba.core.event import Event, Listener, install_listener
 
-from diskmoe.experts import compiled, kernel_files
-from diskmoe.experts.compiled import _KernelCache, address_of, callback, inner, source_digest
+from diskmoe.compiled import files as kernel_files
+from diskmoe.compiled import functions as compiled
+from diskmoe.compiled.functions import _KernelCache, address_of, callback, inner, source_digest
 
 SOURCE = """
-from diskmoe.experts.compiled import inner, kernel
+from diskmoe.compiled.functions import inner, kernel
 
 @inner
 def twice(x):
@@ -181,16 +182,17 @@ def test_an_address_is_that_of_compiled_code_and_python_is_kept_out(folder) -> N
 
 
 def test_an_edited_callee_in_another_file_is_never_stale(tmp_path) -> None:
-    package = tmp_path / "diskmoe" / "experts"
-    package.mkdir(parents=True)
-    for name in ("compiled.py", "kernel_files.py", "__init__.py"):
-        (package / name).write_bytes((Path(compiled.__file__).parent / name).read_bytes())
+    ours, package = tmp_path / "diskmoe" / "compiled", tmp_path / "diskmoe" / "experts"
+    ours.mkdir(parents=True)
+    package.mkdir()
+    for name in ("functions.py", "files.py", "__init__.py"):
+        (ours / name).write_bytes((Path(compiled.__file__).parent / name).read_bytes())
     (package / "callee.py").write_text(
-        "from diskmoe.experts.compiled import kernel\n\n@kernel\ndef part(x):\n    return x + 1\n"
+        "from diskmoe.compiled.functions import kernel\n\n@kernel\ndef part(x):\n    return x + 1\n"
     )
     (package / "middle.py").write_text("from diskmoe.experts.callee import part\n")
     (package / "caller.py").write_text(
-        "from diskmoe.experts.compiled import kernel\nfrom diskmoe.experts import (\n    middle,\n)\n"
+        "from diskmoe.compiled.functions import kernel\nfrom diskmoe.experts import (\n    middle,\n)\n"
         "part = middle.part\n\n@kernel\ndef whole(x):\n    return part(x) * 2\n"
     )
 

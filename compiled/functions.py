@@ -30,7 +30,7 @@ from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
-from diskmoe.experts.kernel_files import kernel_folders, read_kernel, write_kernel
+from diskmoe.compiled.files import kernel_folders, read_kernel, write_kernel
 
 NOTES = "diskmoe:kernel-note"  # events of this kind carry (topic, one line for the user)
 PACKAGES = Path(__file__).resolve().parents[1]
