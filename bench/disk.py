@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from diskmoe.bench.model_files import drop_from_cache, expert_files, record_bytes
 from diskmoe.bench.words import understood
 from diskmoe.engine.errors import BadRequest, DiskFull, ReadFailed
 from diskmoe.engine.places import as_path
@@ -50,7 +51,6 @@ FLAGS = {
     "--mib": True,
 }
 SETTINGS = ("JSON", "DEBUG", "VERBOSE")
-QWEN3_RECORD = 2658304  # q4, 768 x 2048
 FEWEST_BLOCKS = 8
 FIO_FILES = 32  # as many as a command line takes easily
 
@@ -94,7 +94,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     rounds = line.whole("--rounds", 1, 1000, 7)
     mib = line.whole("--mib", 16, 1 << 20, 3072)
     with _files(place, mib << 20, say) as files:
-        block = block or _record_bytes(place)
+        block = block or record_bytes(place)
         run = _Run(files, block, seconds, rounds)
         say(f"disk      {run.total >> 20} MiB in {len(files)} file(s), reads of {block} bytes")
         say(f"disk      {run.way}")
@@ -112,7 +112,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
 @contextmanager
 def _files(place: Path, nbytes: int, say: Say) -> Iterator[list[Path]]:
     """A model's weight files, or a file of random bytes that is gone afterwards."""
-    found = sorted(place.glob("experts-*.safetensors")) or sorted(place.glob("*.safetensors"))
+    found = expert_files(place)
     if found:
         yield found
         return
@@ -127,12 +127,6 @@ def _files(place: Path, nbytes: int, say: Say) -> Iterator[list[Path]]:
         file.flush()
         os.fsync(file.fileno())
         yield [Path(file.name)]
-
-
-def _record_bytes(place: Path) -> int:
-    from diskmoe.experts.container import Container, is_container
-
-    return Container.open(place).record_layout.nbytes if is_container(place) else QWEN3_RECORD
 
 
 class _Run:
@@ -231,7 +225,4 @@ class _Run:
         return iter(random.sample(self._blocks, len(self._blocks)))
 
     def _empty_cache(self) -> None:
-        if hasattr(os, "posix_fadvise"):
-            for path in self._files:
-                with path.open("rb") as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_from_cache(self._files)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -52,6 +52,10 @@ class Acceptance:
 
     judged: Annotated[int, "drafts up to and including the first rejected one of each forward"]
     accepted: Annotated[int, "of these, the right ones"]
+    by_position: Annotated[
+        tuple[tuple[int, ...], ...],
+        "[judged, accepted] of its first, second, ... draft in a forward; []: not told",
+    ]
 
 
 @dataclass(frozen=True)
@@ -207,8 +211,11 @@ class Results:
         self.runs = sorted(runs, key=lambda run: run.order)
 
     @classmethod
-    def open(cls, folder: Path) -> Results:
-        """What is there. Files of other names are not looked at."""
+    def open(cls, folder: Path, skipped: Callable[[str], None] | None = None) -> Results:
+        """What is there. Files of other names are not looked at.
+
+        skipped: is told of runs that cannot be used, a line each, in place of BadResults.
+        """
         path = folder / EXPERIMENT_FILE
         if not path.is_file():
             raise BadResults(f"{folder}: no {EXPERIMENT_FILE} there: it is no directory of results")
@@ -218,13 +225,12 @@ class Results:
             raise BadResults(f"{path}: arms have names of their own, of letters, digits, . and _")
         runs = []
         for found in sorted(folder.glob("run-*.json")):
-            run = _read(Run, found)
-            fault = _misplaced(run, experiment)
-            if not fault and found.name != run_name(run):
-                fault = f"the run in it belongs into {run_name(run)}"
-            if fault:
-                raise BadResults(f"{found}: {fault}")
-            runs.append(run)
+            try:
+                runs.append(_run_in(found, experiment))
+            except BadResults as error:
+                if skipped is None:
+                    raise
+                skipped(str(error))
         return cls(folder, experiment, runs)
 
     @classmethod
@@ -278,6 +284,16 @@ def _read(kind: type[T], path: Path) -> T:
 
 def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no number of JSON")
+
+
+def _run_in(path: Path, experiment: Experiment) -> Run:
+    run = _read(Run, path)
+    fault = _misplaced(run, experiment)
+    if not fault and path.name != run_name(run):
+        fault = f"the run in it belongs into {run_name(run)}"
+    if fault:
+        raise BadResults(f"{path}: {fault}")
+    return run
 
 
 def _misplaced(run: Run, experiment: Experiment) -> str:

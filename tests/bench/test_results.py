@@ -144,6 +144,8 @@ def test_a_file_that_is_no_result_is_one_line(tmp_path: Path, content: bytes) ->
     path.write_bytes(content)
     with pytest.raises(BadResults, match="^" + str(path)):
         Results.open(tmp_path)
+    said: list[str] = []
+    assert Results.open(tmp_path, said.append).runs == [] and len(said) == 1
 
 
 def test_a_directory_without_an_experiment_is_named(tmp_path: Path) -> None:
