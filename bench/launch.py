@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from diskmoe.bench.model_files import drop_from_cache, fill_cache
 from diskmoe.bench.results import Acceptance, Cache, Figures, Setting
 from diskmoe.engine.errors import DiskMoeError
 from diskmoe.engine.settings import PREFIX
+from diskmoe.engine.text.files import one_line
 from diskmoe.experts.pagecache import cached_share
 
 ENGINE = (sys.executable, "-m", "diskmoe.engine")
@@ -38,8 +40,8 @@ class RunFailed(DiskMoeError):
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A process that has ended well."""
+class Process:
+    """A process that has ended, well or not."""
 
     command: tuple[str, ...]
     started: str
@@ -48,6 +50,15 @@ class Ended:
     others_cpu: float | None
     load: float | None
     cached_share: float | None
+    code: int
+    out: bytes
+    err: bytes
+
+
+@dataclass(frozen=True)
+class Ended(Process):
+    """A process of diskmoe's that has ended well."""
+
     report: Mapping[str, Any]
 
     @property
@@ -74,13 +85,25 @@ class Launcher:
     cache: Cache
 
     def run(self, program: Sequence[str], flags: Sequence[str], prompt: str, what: str) -> Ended:
-        """A process from its start to its end; `what` names it in errors.
+        """A run of diskmoe's from its start to its end; `what` names it in errors.
 
         Raises:
             RunFailed: it ended with an error, or said nothing that can be understood.
             OSError: it could not be started.
         """
+        # the newline is not a part of the prompt: a run takes one away
         command = (*program, "--json", "--stats=0", *flags)
+        return self.reported(self.process(command, prompt + "\n", what), what)
+
+    def process(
+        self, command: Sequence[str], text: str, what: str, limit_seconds: float | None = None
+    ) -> Process:
+        """Any process from its start to its end, with `text` on stdin.
+
+        Raises:
+            RunFailed: it had not ended after so many seconds.
+            OSError: it could not be started.
+        """
         if self.cache == "dropped":
             drop_from_cache(self.files)
         elif self.cache == "warm":
@@ -91,36 +114,64 @@ class Launcher:
                 shutil.copytree(self.usage, Path(state) / "usage")
             meter, started = Meter(), datetime.now(timezone.utc)
             begin = time.perf_counter()
-            code, out, err = _communicate(self.box.wrap(command), prompt, _environment(state))
+            wrapped = self.box.wrap(command)
+            code, out, err = _communicate(wrapped, text, _environment(state), limit_seconds, what)
             seconds = time.perf_counter() - begin
             own, others = meter.own_seconds(), meter.others_share()
-        return Ended(
-            command=command,
+        return Process(
+            command=tuple(command),
             started=started.strftime("%Y-%m-%dT%H:%M:%SZ"),
             seconds=round(seconds, 4),
             cpu_seconds=None if own is None else round(own, 4),
             others_cpu=others,
             load=load,
             cached_share=None if share is None else round(share, 4),
-            report=_report(code, out, err, what),
+            code=code,
+            out=out,
+            err=err,
         )
+
+    def reported(self, process: Process, what: str) -> Ended:
+        """With the report that a process of diskmoe's wrote. Raises RunFailed where it has none."""
+        report = _report(process.code, process.out, process.err, what)
+        return Ended(**vars(process), report=report)
 
 
 def _communicate(
-    command: Sequence[str], prompt: str, env: Mapping[str, str]
+    command: Sequence[str],
+    text: str,
+    env: Mapping[str, str],
+    limit_seconds: float | None,
+    what: str,
 ) -> tuple[int, bytes, bytes]:
-    """(exit code, stdout, stderr); the process never outlives this call."""
+    """(exit code, stdout, stderr); neither the process nor its children outlive this call."""
     process = subprocess.Popen(
-        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # a script's children hold its pipes: all end together
     )
     try:
-        # the newline is not a part of the prompt: a run takes one away
-        out, err = process.communicate(prompt.encode() + b"\n")
+        out, err = process.communicate(text.encode(), timeout=limit_seconds)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        _, err = process.communicate()
+        said = one_line(err[-1000:].decode("utf-8", "replace"), 300) or "nothing"
+        raise RunFailed(f"{what} did not end in {limit_seconds:g} s; it said: {said}") from None
     except BaseException:  # Ctrl-C: at once, whatever the run is at
-        process.kill()
+        _kill(process)
         process.wait()
         raise
     return process.returncode, out, err
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:  # Windows
+        process.kill()
 
 
 def _environment(state: str) -> dict[str, str]:

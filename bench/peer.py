@@ -1,0 +1,401 @@
+"""``diskmoe bench peer llama.cpp``: another program on the same weights, in one table with ours.
+
+The rule of this file: the two take turns under the same limits, and what the peer does not tell is
+absent, never zero.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from diskmoe.bench.arms import FREE, Laptop, flags_of, laptop_of, shown_settings
+from diskmoe.bench.laptop import Box, limits
+from diskmoe.bench.launch import ENGINE, Launcher, Process, figures_of, rest_of
+from diskmoe.bench.llama_cpp import Peer, PeerFailed, Timings, tail
+from diskmoe.bench.machine import machine_line, machine_of
+from diskmoe.bench.model_files import model_id, weight_files
+from diskmoe.bench.results import (
+    EXPERIMENT_FILE,
+    VERSION,
+    Arm,
+    Cache,
+    Experiment,
+    Figures,
+    Limits,
+    Program,
+    Prompt,
+    Results,
+    Run,
+    Setting,
+)
+from diskmoe.bench.words import Words, understood
+from diskmoe.engine.cores import usable_cores
+from diskmoe.engine.errors import BadModel, BadRequest
+from diskmoe.engine.model.config import read_config
+from diskmoe.engine.places import as_path
+from diskmoe.engine.text.files import one_line, read_json_object
+from diskmoe.experts.gguf_in import GgufCheckpoint
+
+Say = Callable[[str], None]
+
+USAGE = """\
+usage: diskmoe bench peer llama.cpp --binary PATH --gguf FILE --model MODEL [options]
+
+Runs a program of llama.cpp's and this one in turns (A B B A ...), each in a process of its own, on the
+same weights with as many tokens and threads, and puts both into one table. What PATH is is seen from its
+--help. llama-bench is fed token ids of its own choice, and so is 'diskmoe bench decode', which it is
+compared with: use a synthetic model of uniform routing. llama-completion and llama-cli go on from a
+text, greedily, and so does an ordinary run of ours.
+
+  --binary PATH      llama-bench, llama-completion or llama-cli
+  --gguf FILE        the weights as a GGUF; --model MODEL: the same, converted
+  --tokens N         to decode (default 64)
+  --prompt TEXT      what to go on from; for llama-bench a number of tokens (default 128)
+  --repeat N         runs of each (default 3)
+  --cache WORD       page cache before each run: drop (emptied of the files; the default), warm
+                     (filled with them) or leave
+  --laptop RAM,DISK  keep both to so many GiB, page cache included, and bytes a second of the disk,
+                     like 2.5,500M: by a control group, or systemd; where neither can be had, only our
+                     own settings keep to it, and that is said
+  --peer-args WORDS  more words for the peer, like "--repack 0"
+  --timeout SECONDS  for a run of either (default 600)
+  --out DIR          keep the runs there, and go on with what is missing the next time
+  --json             one JSON object, as of bench ab
+  --markdown         the table as Markdown
+
+Settings of a run are those of our arm: --cap, --ram-gb, --draft, ... (see diskmoe --help).
+"""
+FLAGS = {
+    "--binary": True,
+    "--gguf": True,
+    "--tokens": True,
+    "--prompt": True,
+    "--repeat": True,
+    "--cache": True,
+    "--laptop": True,
+    "--peer-args": True,
+    "--timeout": True,
+    "--out": True,
+    "--markdown": False,
+}
+OURS: Literal["diskmoe"] = "diskmoe"
+THEIRS: Literal["llama.cpp"] = "llama.cpp"
+_SAME = ("layers", "hidden", "vocab", "experts", "top_k", "expert_width")
+_TEXT = "The history of the lighthouse begins with"
+_DECIDED = ("MODEL", "THREADS", "CTX", "NGEN", "TEMP", "CHAT", "IGNORE_EOS")  # for both alike
+SETTINGS = (*FREE, "JSON", "DEBUG", "VERBOSE")
+_CACHES: Mapping[str, Cache] = {"drop": "dropped", "warm": "warm", "leave": "as found"}
+_SPARE = 64  # positions of both caches beyond the tokens, and at least
+
+
+@dataclass(frozen=True)
+class Match:
+    """What the two do, and how often."""
+
+    peer: Peer
+    gguf: Path
+    model: Path
+    tokens: int
+    prompt: str | int
+    threads: int
+    context: int
+    settings: Mapping[str, str]  # of our arm
+    peer_args: tuple[str, ...]
+    seconds: float  # at most, for a run
+
+    def ours(self) -> list[str]:
+        """The words of our process; its prompt, where it has one, goes to its stdin."""
+        said = {**self.settings, "THREADS": str(self.threads), "CTX": str(self.context)}
+        if self.peer.kind == "bench":
+            words = ["bench", "decode", str(self.model), "--prompt", str(self.prompt)]
+            return [*ENGINE, *words, "--tokens", str(self.tokens), "--json", *flags_of(said)]
+        said |= {"MODEL": str(self.model), "NGEN": str(self.tokens), "TEMP": "0", "CHAT": "0"}
+        return [*ENGINE, "--json", "--stats=0", "--ignore-eos", *flags_of(said)]
+
+    def theirs(self) -> list[str]:
+        """The words of the peer's process."""
+        return self.peer.command(
+            self.gguf, self.tokens, self.prompt, self.threads, self.context, self.peer_args
+        )
+
+
+def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
+    """Runs ``bench peer``; returns the exit code."""
+    line = understood("peer", words, env, FLAGS, SETTINGS)
+    match = _match(line)
+    laptop = laptop_of(line.flags["--laptop"]) if "--laptop" in line.flags else Laptop(None, None)
+    with ExitStack() as stack:
+        if "--out" in line.flags:
+            place = as_path(line.flags["--out"])
+        else:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="diskmoe-peer-")))
+        box = stack.enter_context(limits(laptop.ram_bytes, laptop.disk_bps, match.gguf))
+        match = replace(match, settings=_within(match.settings, laptop, box))
+        results = _results(line, match, words, laptop, box, place)
+        say(f"machine   {machine_line(results.experiment.machine)}")
+        say(f"limits    {box.how}" + _unlimited(laptop, box))
+        say(
+            f"peer      {match.peer.binary.name} {match.peer.version}: {shlex.join(match.theirs())}"
+        )
+        _carry_out(match, box, results, say)
+    return _told(results, line, say)
+
+
+def _match(line: Words) -> Match:
+    if list(line.places) != [THEIRS]:
+        raise BadRequest(
+            f"bench peer takes the word {THEIRS}, the one peer it knows; see diskmoe bench peer -h"
+        )
+    for flag in ("--binary", "--gguf"):
+        if flag not in line.flags:
+            raise BadRequest(f"bench peer needs {flag}; see diskmoe bench peer --help")
+    if not line.values["MODEL"].value:
+        raise BadRequest(
+            "bench peer needs --model, the weights of --gguf converted for this program"
+        )
+    gguf, model = as_path(line.flags["--gguf"]), as_path(line.values["MODEL"].value)
+    _refuse_other_model(gguf, model)
+    given = {
+        name: setting
+        for name, setting in line.values.items()
+        if setting.source.startswith("flag") and name in FREE and name != "MODEL"
+    }
+    for name in ("TEMP", "CHAT", "IGNORE_EOS", "NGEN"):
+        if name in given:
+            instead = "use --tokens" if name == "NGEN" else "both programs are greedy, on raw text"
+            raise BadRequest(f"bench peer decides {name} for both: {instead}")
+    peer = Peer.of(as_path(line.flags["--binary"]))
+    tokens, prompt = line.whole("--tokens", 2, 1_000_000, 64), line.flags.get("--prompt", _TEXT)
+    if peer.kind == "bench":
+        prompt = line.whole("--prompt", 0, 1_000_000, 128)
+        needed = prompt + tokens
+    else:
+        needed = len(prompt.encode()) + tokens  # a token is a byte or more
+    context = line.values["CTX"].value or max(256, needed + _SPARE)
+    try:
+        more = tuple(shlex.split(line.flags.get("--peer-args", "")))
+    except ValueError as error:
+        raise BadRequest(f"--peer-args: {error}") from None
+    return Match(
+        peer,
+        gguf,
+        model,
+        tokens,
+        prompt,
+        line.values["THREADS"].value or usable_cores()[0],
+        context,
+        {name: _as_text(setting.value) for name, setting in given.items() if name not in _DECIDED},
+        more,
+        line.number("--timeout", 1, 1e6, 600),
+    )
+
+
+def _as_text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _refuse_other_model(gguf: Path, model: Path) -> None:
+    """BadRequest where the sizes in the two headers disagree. Raises BadModel for no model."""
+    ours = read_config(_config_json(model), str(model))
+    theirs = read_config(GgufCheckpoint.open(gguf).config, str(gguf))
+    for name in _SAME:
+        here, there = getattr(ours, name), getattr(theirs, name)
+        if here != there:
+            raise BadRequest(
+                f"{gguf} has {there} {name}, {model} has {here}: they are not the same weights; "
+                "convert the one from the other"
+            )
+
+
+def _config_json(model: Path) -> dict[str, Any]:
+    found = read_json_object(model / "config.json")
+    if found is None:
+        raise BadModel(f"{model}: no such model directory (looked for config.json in it)")
+    return found
+
+
+def _within(settings: Mapping[str, str], laptop: Laptop, box: Box) -> dict[str, str]:
+    """Our settings, with those that keep to a limit which the system does not keep."""
+    found = dict(settings)
+    if laptop.ram_bytes and not box.ram:
+        found.setdefault("RAM_GB", f"{laptop.ram_bytes / 2**30:g}")
+    if laptop.disk_bps and not box.disk:
+        found.setdefault("DISK_BPS", str(laptop.disk_bps))
+    return found
+
+
+def _unlimited(laptop: Laptop, box: Box) -> str:
+    """What holds for us alone."""
+    loose = [
+        name
+        for name, wanted, kept in (
+            ("memory", laptop.ram_bytes, box.ram),
+            ("the disk", laptop.disk_bps, box.disk),
+        )
+        if wanted and not kept
+    ]
+    return f"; {' and '.join(loose)} of {THEIRS} NOT limited" if loose else ""
+
+
+def _results(
+    line: Words, match: Match, words: Sequence[str], laptop: Laptop, box: Box, place: Path
+) -> Results:
+    """The directory of results, new or that of the same command before."""
+    limited = laptop.ram_bytes is not None or laptop.disk_bps is not None
+    peer = match.peer
+    what = f"{peer.binary.name} {' '.join(match.peer_args)}".strip()
+    cache = _CACHES[line.one_of("--cache", tuple(_CACHES), "drop")]
+    told = str(match.prompt) if peer.kind == "text" else f"{match.prompt} given token ids"
+    experiment = Experiment(
+        version=VERSION,
+        kind="peer",
+        made=_now(),
+        command=("bench", "peer", *words),
+        model=match.model.name,
+        model_id=model_id(match.model),
+        suite="a text" if peer.kind == "text" else "given token ids",
+        prompts=(Prompt("prompt", told, None),),
+        arms=(Arm(OURS, OURS, shown_settings(match.settings)), Arm(THEIRS, THEIRS, what)),
+        settings={"THREADS": str(match.threads), "tokens": str(match.tokens)},
+        rungs=("",),
+        repeat=line.whole("--repeat", 1, 1000, 3),
+        cache=cache,
+        limits=Limits(laptop.ram_bytes, laptop.disk_bps, box.how) if limited else None,
+        machine=machine_of(match.model),
+    )
+    if not (place / EXPERIMENT_FILE).exists():
+        return Results.create(place, experiment)
+    found = Results.open(place)
+    for name in ("kind", "model_id", "prompts", "arms", "settings", "cache"):
+        there, here = getattr(found.experiment, name), getattr(experiment, name)
+        if there != here:
+            raise BadRequest(
+                f"--out {place} has runs of another {name} ({one_line(there, 80)}, not "
+                f"{one_line(here, 80)}): name another directory"
+            )
+    return found
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _carry_out(match: Match, box: Box, results: Results, say: Say) -> None:
+    """The runs that are missing, in turns."""
+    experiment = results.experiment
+    files = [*weight_files(match.model), match.gguf]
+    launcher = Launcher(box, results.folder / "usage", files, experiment.cache)
+    there = {(run.arm, run.repeat) for run in results.runs}
+    for repeat in range(experiment.repeat):
+        for arm in (OURS, THEIRS) if repeat % 2 == 0 else (THEIRS, OURS):
+            if (arm, repeat) in there:
+                continue
+            what = f"run {repeat + 1} of {arm}"
+            run = _ours(match, launcher, what) if arm == OURS else _theirs(match, launcher, what)
+            order = max((each.order for each in results.runs), default=-1) + 1
+            results.add(replace(run, repeat=repeat, order=order))
+            say(
+                f"run       {repeat + 1} of {experiment.repeat}, {arm}: "
+                f"{run.figures.tok_per_s or 0:.2f} tok/s"
+            )
+
+
+def _ours(match: Match, launcher: Launcher, what: str) -> Run:
+    text = f"{match.prompt}\n" if match.peer.kind == "text" else ""
+    ended = launcher.reported(launcher.process(match.ours(), text, what, match.seconds), what)
+    report = ended.report
+    return _run(
+        OURS,
+        ended,
+        settings=ended.settings,
+        token_ids=tuple(report["token_ids"]),
+        text=report["text"],
+        figures=figures_of(report),
+        report=rest_of(report),
+    )
+
+
+def _theirs(match: Match, launcher: Launcher, what: str) -> Run:
+    ended = launcher.process(match.theirs(), "", what, match.seconds)
+    out, err = ended.out.decode("utf-8", "replace"), ended.err.decode("utf-8", "replace")
+    if ended.code:
+        how = f"failed with code {ended.code}"
+        if ended.code < 0:
+            how = f"was ended by signal {-ended.code}" + (
+                ", as by a lack of memory" if ended.code == -signal.SIGKILL else ""
+            )
+        raise PeerFailed(f"{what} {how}; it said: {tail(err) or tail(out) or 'nothing'}")
+    timings = match.peer.timings(out, err)
+    return _run(
+        THEIRS,
+        ended,
+        settings={"version": Setting(match.peer.version, "--version")},
+        token_ids=None,
+        text=out.strip() if match.peer.kind == "text" else None,
+        figures=_figures(timings),
+        report={} if timings.load_seconds is None else {"load_seconds": timings.load_seconds},
+    )
+
+
+def _run(arm: Program, ended: Process, **measured: Any) -> Run:
+    """A run of the only rung and prompt; its repeat and order are given later."""
+    return Run(
+        version=VERSION,
+        program=arm,
+        arm=arm,
+        rung=0,
+        prompt=0,
+        repeat=0,
+        order=0,
+        started=ended.started,
+        command=ended.command,
+        seconds=ended.seconds,
+        cpu_seconds=ended.cpu_seconds,
+        others_cpu=ended.others_cpu,
+        load=ended.load,
+        cached_share=ended.cached_share,
+        **measured,
+    )
+
+
+def _figures(timings: Timings) -> Figures:
+    """Of a peer: nothing but what it says."""
+    nothing = {field.name: None for field in fields(Figures)}
+    told = {
+        "tok_per_s": timings.tok_per_s,
+        "tokens": timings.tokens,
+        "decode_seconds": timings.decode_seconds,
+        "prompt_tokens": timings.prompt_tokens,
+        "prefill_tok_per_s": timings.prompt_tok_per_s,
+        "acceptance": {},
+    }
+    return Figures(**{**nothing, **told})
+
+
+def _told(results: Results, line: Words, say: Say) -> int:
+    from diskmoe.bench.comparing import as_json, compare
+    from diskmoe.bench.tables import markdown, show
+
+    texts = {arm: {run.text for run in results.runs if run.arm == arm} for arm in (OURS, THEIRS)}
+    if None not in texts[OURS] | texts[THEIRS]:
+        ours, theirs = (min(texts[arm]) for arm in (OURS, THEIRS))
+        same = len(os.path.commonprefix([ours.strip(), theirs]))
+        say(f"text      the first {same} of {len(theirs)} characters are the same")
+    comparisons = compare(results)
+    if line.values["JSON"].value:
+        print(json.dumps(as_json(comparisons), ensure_ascii=False, allow_nan=False))
+    elif "--markdown" in line.flags:
+        print(markdown(results, comparisons))
+    else:
+        show(results, comparisons)
+    return 0
