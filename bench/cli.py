@@ -1,4 +1,4 @@
-"""``diskmoe bench kernels|disk|synth|decode|replay|drafts|ppl``: the words, and which file does the work.
+"""``diskmoe bench kernels|disk|synth|decode|replay|drafts|ppl|peer``: the words, and which file does the work.
 
 Results go to stdout, everything said beside them to stderr. Errors are raised, and made one line by
 the command line of the engine, which found this file through the entry point ``bench``.
@@ -21,10 +21,11 @@ usage: diskmoe bench kernels [--json]            speed of each weight format aga
        diskmoe bench replay TRACE                hits of each cache policy in a recorded routing
        diskmoe bench drafts [MODEL]              speed with no, so many, and planned drafts
        diskmoe bench ppl MODEL FILE              perplexity of a text, and bits per byte
+       diskmoe bench peer llama.cpp ...          llama.cpp on the same weights, in turns with ours
 
 'diskmoe bench COMMAND --help' lists the options of a command.
 """
-COMMANDS = ("kernels", "disk", "synth", "decode", "replay", "drafts", "ppl")
+COMMANDS = ("kernels", "disk", "synth", "decode", "replay", "drafts", "ppl", "peer")
 
 
 def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
@@ -53,6 +54,8 @@ def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
         from diskmoe.bench import decode as chosen
     elif command == "drafts":
         from diskmoe.bench import drafts as chosen
+    elif command == "peer":
+        from diskmoe.bench import peer as chosen
     elif command == "ppl":
         from diskmoe.bench import ppl as chosen
     else:
