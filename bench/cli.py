@@ -1,4 +1,4 @@
-"""``diskmoe bench kernels|disk|synth|decode|replay|drafts|ppl|peer``: the words, and which file does the work.
+"""``diskmoe bench COMMAND``: the words, and which file does the work.
 
 Results go to stdout, everything said beside them to stderr. Errors are raised, and made one line by
 the command line of the engine, which found this file through the entry point ``bench``.
@@ -14,7 +14,8 @@ from diskmoe.engine.settings import did_you_mean
 Say = Callable[[str], None]
 
 INTRO = """\
-usage: diskmoe bench kernels [--json]            speed of each weight format against memory's
+usage: diskmoe bench ab --suite S --a ... --b ...  settings against settings, in turns
+       diskmoe bench kernels [--json]            speed of each weight format against memory's
        diskmoe bench disk MODEL|DIR [--json]     speed of the reader against plain blocking reads
        diskmoe bench synth --like SHAPE --out DIR  a model of random weights and true shape
        diskmoe bench decode MODEL --tokens N     decode and prompt speed with fixed token ids
@@ -25,11 +26,11 @@ usage: diskmoe bench kernels [--json]            speed of each weight format aga
 
 'diskmoe bench COMMAND --help' lists the options of a command.
 """
-COMMANDS = ("kernels", "disk", "synth", "decode", "replay", "drafts", "ppl", "peer")
+COMMANDS = ("ab", "kernels", "disk", "synth", "decode", "replay", "drafts", "ppl", "peer")
 
 
 def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
-    """Benchmarks: kernels, the disk, synthetic models, decoding, recorded routings."""
+    """Benchmarks: A/B runs, kernels, the disk, synthetic models, decoding, recorded routings."""
     ours = words[: words.index("--")] if "--" in words else words
     wants_help = any(word in ("--help", "-h") for word in ours) or words[:1] == ["help"]
     command = words[0] if words else ""
@@ -44,7 +45,9 @@ def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
             f"there are {', '.join(COMMANDS)}"
         )
     rest = list(words[1:])
-    if command == "kernels":
+    if command == "ab":
+        from diskmoe.bench import ab as chosen
+    elif command == "kernels":
         from diskmoe.bench import kernels as chosen
     elif command == "disk":
         from diskmoe.bench import disk as chosen

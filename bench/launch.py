@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,6 +26,7 @@ from diskmoe.bench.machine import Meter, load_average
 from diskmoe.bench.model_files import drop_from_cache, fill_cache
 from diskmoe.bench.results import Acceptance, Cache, Figures, Setting
 from diskmoe.engine.errors import DiskMoeError
+from diskmoe.engine.report import REPORT_KEYS
 from diskmoe.engine.settings import PREFIX
 from diskmoe.engine.text.files import one_line
 from diskmoe.experts.pagecache import cached_share
@@ -34,9 +36,11 @@ _NEVER = ("PROMPT", "PROMPT_IDS", "JSON", "STATS", "VERBOSE", "DEBUG", "TRACE") 
 
 
 class RunFailed(DiskMoeError):
-    """A run ended without a report: which one, and what it said last."""
+    """A run ended without a report: which one, and what it said last. exit_code: as the run's."""
 
-    exit_code = 1
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)
@@ -168,10 +172,11 @@ def _communicate(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)
-    else:  # Windows
+    if not hasattr(os, "killpg"):  # Windows
         process.kill()
+        return
+    with suppress(ProcessLookupError):  # it ended just now
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _environment(state: str) -> dict[str, str]:
@@ -182,18 +187,21 @@ def _environment(state: str) -> dict[str, str]:
 
 
 def _report(code: int, out: bytes, err: bytes, what: str) -> Mapping[str, Any]:
+    if code == 130:
+        raise KeyboardInterrupt
     if code:
         lines = [line for line in err.decode("utf-8", "replace").splitlines() if line.strip()]
         said = next((line for line in reversed(lines) if line.startswith("error:")), "")
         said = (said or (lines[-1] if lines else "it said nothing"))[:400]
         ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        raise RunFailed(f"{what} {ended}: {said.removeprefix('error: ')}")
+        message = f"{what} {ended}: {said.removeprefix('error: ')}"
+        raise RunFailed(message, 2 if code == 2 else 1)
     try:
         report = json.loads(out)
-        if not isinstance(report, dict) or not isinstance(report.get("settings"), dict):
-            raise ValueError("no report of a run")
-    except ValueError as error:
-        raise RunFailed(f"{what} said no report that can be read: {str(error)[:200]}") from None
+    except ValueError:
+        report = None
+    if not isinstance(report, dict) or set(REPORT_KEYS) - set(report):
+        raise RunFailed(f"{what} wrote no report that can be read: {one_line(repr(out), 200)}")
     return report
 
 

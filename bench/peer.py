@@ -230,6 +230,7 @@ def _results(
         prompts=(Prompt("prompt", told, None),),
         arms=(Arm(OURS, OURS, shown_settings(match.settings)), Arm(THEIRS, THEIRS, what)),
         settings={"THREADS": str(match.threads), "tokens": str(match.tokens)},
+        decided={},
         rungs=("",),
         repeat=line.whole("--repeat", 1, 1000, 3),
         cache=cache,

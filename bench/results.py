@@ -191,6 +191,9 @@ class Experiment:
     prompts: Annotated[tuple[Prompt, ...], "texts, in order"]
     arms: Annotated[tuple[Arm, ...], "the first is what the others are compared with"]
     settings: Annotated[Mapping[str, str], "what all arms were given, by name, as text"]
+    decided: Annotated[
+        Mapping[str, str], "what the first run decided and all others were given: RAM_GB, as text"
+    ]
     rungs: Annotated[tuple[str, ...], 'settings that were tried in turn, as "CAP=4"; [""]: none']
     repeat: Annotated[int, "runs of each arm, rung and prompt"]
     cache: Annotated[Cache, "page cache before each run: emptied of the model's files, filled, ..."]
@@ -239,6 +242,11 @@ class Results:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / EXPERIMENT_FILE, [encoded(experiment)])
         return cls(folder, experiment, [])
+
+    def update(self, experiment: Experiment) -> None:
+        """Another number of repeats, or what was decided meanwhile. Raises OSError."""
+        write_whole(self.folder / EXPERIMENT_FILE, [encoded(experiment)])
+        self.experiment = experiment
 
     def add(self, run: Run) -> None:
         """Keep a run; it is there whole or not at all. Raises OSError."""

@@ -23,10 +23,11 @@ MOST_PROMPTS = 1000
 _KEYS = ("name", "prompt", "density", "expected")
 
 
-def suite(name: str) -> list[Prompt]:
-    """One of our suites."""
-    _, *lines = (FOLDER / f"{name}.jsonl").read_text("utf-8").splitlines()
-    return [_from_json(line, f"suite {name}, line {i}", i - 1) for i, line in enumerate(lines, 2)]
+def suite(name: str) -> tuple[list[Prompt], dict[str, str]]:
+    """(the prompts of one of our suites, settings that they are made for)."""
+    head, *lines = (FOLDER / f"{name}.jsonl").read_text("utf-8").splitlines()
+    prompts = [_from_json(line, f"{name}.jsonl, line {i}", i) for i, line in enumerate(lines, 2)]
+    return prompts, json.loads(head)["settings"]
 
 
 def prompts_in(path: Path) -> list[Prompt]:
