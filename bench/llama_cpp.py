@@ -160,8 +160,9 @@ def _bench_timings(stdout: str) -> Timings:
 
 def _number(test: Any, key: str, factor: float) -> float | None:
     value = test.get(key) if isinstance(test, Mapping) else None
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return value * factor if plain and value >= 0 else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        return None
+    return value * factor
 
 
 def _text_timings(said: str) -> Timings:

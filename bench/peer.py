@@ -255,9 +255,9 @@ def _now() -> str:
 
 
 def _told(results: Results, line: Words, say: Say) -> int:
-    texts = {arm: {run.text for run in results.runs if run.arm == arm} for arm in (OURS, THEIRS)}
-    if None not in texts[OURS] | texts[THEIRS]:
-        ours, theirs = (min(texts[arm]) for arm in (OURS, THEIRS))
+    texts = {run.arm: run.text for run in results.runs}
+    ours, theirs = texts[OURS], texts[THEIRS]
+    if ours is not None and theirs is not None:
         same = len(os.path.commonprefix([ours.strip(), theirs]))
         say(f"text      the first {same} of {len(theirs)} characters are the same")
     comparisons = compare(results)

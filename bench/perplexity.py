@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ class Scorer(Protocol):
     @property
     def hidden(self) -> Floats: ...
     def forward(
-        self, ids: npt.ArrayLike, rows: str, on_layer: Callable[[int, int], None] | None
+        self, ids: npt.ArrayLike, rows: Any, on_layer: Callable[[int, int], None] | None
     ) -> Floats: ...
     def head(self, hidden: Floats) -> Floats: ...
 

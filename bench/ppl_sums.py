@@ -27,25 +27,27 @@ class Kept:
         """What was kept; nothing where there is no file yet.
 
         Raises BadOutput for a file of something else."""
+        no_sums = BadOutput(f"--out {self.path} is no file of bench ppl: name another or remove it")
         try:
             raw = self.path.read_bytes() if self.path.stat().st_size <= _MOST_BYTES else b""
             found = json.loads(raw)
-            sums = Sums(**found.pop("sums"))
-            fine = found.pop("version") == _VERSION and _sound(sums, most)
+            sums, version = Sums(**found["sums"]), found["version"]
         except FileNotFoundError:
             return Sums()
         except OSError as error:
             raise BadOutput(f"--out {self.path}: {error.strerror or error}") from None
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            fine, found = False, {}
-        if not fine:
-            raise BadOutput(f"--out {self.path} is no file of bench ppl: name another or remove it")
-        for name in ("model", "text", "settings"):
-            if found.get(name) != self.of[name]:
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise no_sums from None
+        if version != _VERSION:
+            raise no_sums
+        for name, here in self.of.items():
+            if found.get(name) != here:
                 raise BadOutput(
-                    f"--out {self.path} is of {_other(name, found.get(name), self.of[name])}: name "
-                    "another file or remove it"
+                    f"--out {self.path} is of {_other(name, found.get(name), here)}: name another "
+                    "file or remove it"
                 )
+        if not _sound(sums, most):
+            raise no_sums
         return sums
 
     def write(self, sums: Sums) -> None:
