@@ -7,6 +7,7 @@ the command line of the engine, which found this file through the entry point ``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.settings import did_you_mean
@@ -15,6 +16,8 @@ Say = Callable[[str], None]
 
 INTRO = """\
 usage: diskmoe bench ab --suite S --a ... --b ...  settings against settings, in turns
+       diskmoe bench report DIR                  a page of what such a comparison left in DIR
+       diskmoe bench roofline [MODEL]            how far from what memory and disk allow, and why
        diskmoe bench kernels [--json]            speed of each weight format against memory's
        diskmoe bench disk MODEL|DIR [--json]     speed of the reader against plain blocking reads
        diskmoe bench synth --like SHAPE --out DIR  a model of random weights and true shape
@@ -26,7 +29,19 @@ usage: diskmoe bench ab --suite S --a ... --b ...  settings against settings, in
 
 'diskmoe bench COMMAND --help' lists the options of a command.
 """
-COMMANDS = ("ab", "kernels", "disk", "synth", "decode", "replay", "drafts", "ppl", "peer")
+COMMANDS = (  # each is a file beside this one
+    "ab",
+    "peer",
+    "report",
+    "roofline",
+    "kernels",
+    "disk",
+    "synth",
+    "decode",
+    "replay",
+    "drafts",
+    "ppl",
+)
 
 
 def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
@@ -45,24 +60,7 @@ def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
             f"there are {', '.join(COMMANDS)}"
         )
     rest = list(words[1:])
-    if command == "ab":
-        from diskmoe.bench import ab as chosen
-    elif command == "kernels":
-        from diskmoe.bench import kernels as chosen
-    elif command == "disk":
-        from diskmoe.bench import disk as chosen
-    elif command == "synth":
-        from diskmoe.bench import synth as chosen
-    elif command == "decode":
-        from diskmoe.bench import decode as chosen
-    elif command == "drafts":
-        from diskmoe.bench import drafts as chosen
-    elif command == "peer":
-        from diskmoe.bench import peer as chosen
-    elif command == "ppl":
-        from diskmoe.bench import ppl as chosen
-    else:
-        from diskmoe.bench import replay as chosen
+    chosen = import_module(f"diskmoe.bench.{command}")
     if wants_help:
         print(chosen.USAGE, end="")
         return 0

@@ -80,7 +80,7 @@ def _compared(
         before, after = one.figures.tok_per_s, other.figures.tok_per_s
         if before and after:
             logs[one.prompt].append(math.log(after / before))
-    ratio = paired_ratio([logs[prompt] for prompt in sorted(logs)]) if logs else None
+    ratio = paired_ratio([log for found in logs.values() for log in found]) if logs else None
     same, differing = _same_ids(experiment, [*a, *b])
     return Comparison(
         rung=rung,
@@ -113,9 +113,10 @@ def _verdict(ratio: Ratio | None, same_ids: bool | None) -> Verdict | None:
         return "outputs differ"
     if ratio is None:
         return None
-    if ratio.low > 1:
+    low, high = ratio.interval or (0.0, math.inf)
+    if low > 1:
         return "b faster"
-    return "a faster" if ratio.high < 1 else "no difference"
+    return "a faster" if high < 1 else "no difference"
 
 
 def _same_ids(experiment: Experiment, runs: Sequence[Run]) -> tuple[bool | None, tuple[str, ...]]:
@@ -244,7 +245,7 @@ def _one_json(comparison: Comparison) -> dict[str, Any]:
         "arms": {arm.name: _arm_json(arm) for arm in (comparison.a, comparison.b)},
         "pairs": comparison.pairs,
         "ratio": None if ratio is None else ratio.value,
-        "interval": None if ratio is None else [ratio.low, ratio.high],
+        "interval": None if ratio is None else ratio.interval,
         "level": LEVEL,
         "by_prompt": dict(comparison.by_prompt),
         "same_ids": comparison.same_ids,

@@ -95,7 +95,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     mib = line.whole("--mib", 16, 1 << 20, 3072)
     with _files(place, mib << 20, say) as files:
         block = block or record_bytes(place)
-        run = _Run(files, block, seconds, rounds)
+        run = Windows(files, block, seconds, rounds)
         say(f"disk      {run.total >> 20} MiB in {len(files)} file(s), reads of {block} bytes")
         say(f"disk      {run.way}")
         if not run.fio:
@@ -129,10 +129,10 @@ def _files(place: Path, nbytes: int, say: Say) -> Iterator[list[Path]]:
         yield [Path(file.name)]
 
 
-class _Run:
+class Windows:
     """Windows of each kind of reading, in turn."""
 
-    def __init__(self, files: list[Path], block: int, seconds: float, rounds: int) -> None:
+    def __init__(self, files: Sequence[Path], block: int, seconds: float, rounds: int) -> None:
         from diskmoe.experts.direct import direct_way, probe_direct
         from diskmoe.experts.disk import blocks_of
 
@@ -156,19 +156,35 @@ class _Run:
         }
         if self.fio:
             kinds["fio", True, 1] = partial(self._run_fio, self.fio)
-        for direct in (True, False) if self._direct else (False,):
-            for count in threads:
-                kinds["ours", direct, count] = partial(self._ours, count, direct)
-        speeds: dict[tuple[str, bool, int], list[float]] = {kind: [] for kind in kinds}
-        for _ in range(self._rounds):
-            for kind, window in kinds.items():
-                speeds[kind].append(window())
-        medians = {kind: statistics.median(found) for kind, found in speeds.items()}
+        medians = self._medians({**kinds, **self._our_kinds(threads)})
         base = medians["psync", self._direct, 1]
         return [
             Row(*kind, round(speed / 1e9, 3), round(speed / base, 2))
             for kind, speed in medians.items()
         ]
+
+    def ours(self, threads: Sequence[int]) -> dict[tuple[bool, int], float]:
+        """Our reader alone: bytes a second by (past the page cache, threads). Raises ReadFailed."""
+        medians = self._medians(self._our_kinds(threads))
+        return {(direct, count): speed for (_, direct, count), speed in medians.items()}
+
+    def _our_kinds(
+        self, threads: Sequence[int]
+    ) -> dict[tuple[str, bool, int], Callable[[], float]]:
+        return {
+            ("ours", direct, count): partial(self._ours, count, direct)
+            for direct in ((True, False) if self._direct else (False,))
+            for count in threads
+        }
+
+    def _medians(
+        self, kinds: Mapping[tuple[str, bool, int], Callable[[], float]]
+    ) -> dict[tuple[str, bool, int], float]:
+        speeds: dict[tuple[str, bool, int], list[float]] = {kind: [] for kind in kinds}
+        for _ in range(self._rounds):
+            for kind, window in kinds.items():
+                speeds[kind].append(window())
+        return {kind: statistics.median(found) for kind, found in speeds.items()}
 
     def _ours(self, threads: int, direct: bool) -> float:
         """Bytes a second of the reader that runs use."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from diskmoe.bench.arms import flags_of
-from diskmoe.bench.laptop import Box
+from diskmoe.bench.arms import Laptop, flags_of
+from diskmoe.bench.laptop import Box, limits
 from diskmoe.bench.launch import ENGINE, Launcher, Process, figures_of, rest_of
 from diskmoe.bench.llama_cpp import Peer, PeerFailed, Timings, tail
 from diskmoe.bench.model_files import weight_files
 from diskmoe.bench.results import VERSION, Figures, Program, Results, Run, Setting
+from diskmoe.bench.session import USAGE_FOLDER
 
 Say = Callable[[str], None]
 
@@ -52,24 +54,56 @@ class Match:
         )
 
 
-def carry_out(match: Match, box: Box, results: Results, say: Say) -> None:
+def carry_out(match: Match, rungs: Sequence[Laptop], results: Results, say: Say) -> None:
     """The runs that are missing, in turns."""
     experiment = results.experiment
     files = [*weight_files(match.model), match.gguf]
-    launcher = Launcher(box, results.folder / "usage", files, experiment.cache)
-    there = {(run.arm, run.repeat) for run in results.runs}
-    for repeat in range(experiment.repeat):
-        for arm in (OURS, THEIRS) if repeat % 2 == 0 else (THEIRS, OURS):
-            if (arm, repeat) in there:
-                continue
-            what = f"run {repeat + 1} of {arm}"
-            run = _ours(match, launcher, what) if arm == OURS else _theirs(match, launcher, what)
-            order = max((each.order for each in results.runs), default=-1) + 1
-            results.add(replace(run, repeat=repeat, order=order))
-            say(
-                f"run       {repeat + 1} of {experiment.repeat}, {arm}: "
-                f"{run.figures.tok_per_s or 0:.2f} tok/s"
-            )
+    there = {(run.arm, run.rung, run.repeat) for run in results.runs}
+    said: set[str] = set()
+    for repeat, rung in product(range(experiment.repeat), range(len(rungs))):
+        laptop = rungs[rung]
+        with limits(laptop.ram_bytes, laptop.disk_bps, match.gguf) as box:
+            if (kept := kept_by(laptop, box)) not in said:
+                say(f"limits    {kept}")
+                said.add(kept)
+            inside = replace(match, settings=_within(match.settings, laptop, box))
+            launcher = Launcher(box, results.folder / USAGE_FOLDER, files, experiment.cache)
+            for arm in (OURS, THEIRS) if (repeat + rung) % 2 == 0 else (THEIRS, OURS):
+                if (arm, rung, repeat) in there:
+                    continue
+                what = f"run {repeat + 1} of {arm} {experiment.rungs[rung]}".rstrip()
+                run_one = _ours if arm == OURS else _theirs
+                order = max((each.order for each in results.runs), default=-1) + 1
+                run = replace(
+                    run_one(inside, launcher, what), rung=rung, repeat=repeat, order=order
+                )
+                results.add(run)
+                say(
+                    f"{what.replace('run', 'run      ', 1)}: {run.figures.tok_per_s or 0:.2f} tok/s"
+                )
+
+
+def kept_by(laptop: Laptop, box: Box) -> str:
+    """What keeps the two to a smaller machine, and what keeps ours alone."""
+    loose = [
+        name
+        for name, wanted, kept in (
+            ("memory", laptop.ram_bytes, box.ram),
+            ("disk", laptop.disk_bps, box.disk),
+        )
+        if wanted and not kept
+    ]
+    return box.how + (f"; {' and '.join(loose)} of {THEIRS} NOT limited" if loose else "")
+
+
+def _within(settings: Mapping[str, str], laptop: Laptop, box: Box) -> dict[str, str]:
+    """Our settings, with those that keep to a limit which the system does not keep."""
+    found = dict(settings)
+    if laptop.ram_bytes and not box.ram:
+        found.setdefault("RAM_GB", f"{laptop.ram_bytes / 2**30:g}")
+    if laptop.disk_bps and not box.disk:
+        found.setdefault("DISK_BPS", str(laptop.disk_bps))
+    return found
 
 
 def _ours(match: Match, launcher: Launcher, what: str) -> Run:

@@ -17,12 +17,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from diskmoe.bench.arms import FREE, Laptop, laptop_of, shown_settings
+from diskmoe.bench.arms import FREE, Laptop, laptop_of, rungs_of, shown_settings
 from diskmoe.bench.comparing import as_json, compare
-from diskmoe.bench.laptop import Box, limits
+from diskmoe.bench.laptop import limits
 from diskmoe.bench.llama_cpp import Peer
 from diskmoe.bench.machine import machine_line, machine_of
-from diskmoe.bench.match import OURS, THEIRS, Match, carry_out
+from diskmoe.bench.match import OURS, THEIRS, Match, carry_out, kept_by
 from diskmoe.bench.model_files import model_id
 from diskmoe.bench.results import (
     EXPERIMENT_FILE,
@@ -34,12 +34,13 @@ from diskmoe.bench.results import (
     Prompt,
     Results,
 )
+from diskmoe.bench.session import refuse_another
 from diskmoe.bench.words import Words, understood
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.places import as_path
-from diskmoe.engine.text.files import one_line, read_json_object
+from diskmoe.engine.text.files import read_json_object
 from diskmoe.experts.gguf_in import GgufCheckpoint
 
 Say = Callable[[str], None]
@@ -63,6 +64,7 @@ text, greedily, and so does an ordinary run of ours.
   --laptop RAM,DISK  keep both to so many GiB, page cache included, and bytes a second of the disk,
                      like 2.5,500M: by a control group, or systemd; where neither can be had, only our
                      own settings keep to it, and that is said
+  --rungs RAM_GB=N,N as --laptop, with these GiB in turn
   --peer-args WORDS  more words for the peer, like "--repack 0"
   --timeout SECONDS  for a run of either (default 600)
   --out DIR          keep the runs there, and go on with what is missing the next time
@@ -79,6 +81,7 @@ FLAGS = {
     "--repeat": True,
     "--cache": True,
     "--laptop": True,
+    "--rungs": True,
     "--peer-args": True,
     "--timeout": True,
     "--out": True,
@@ -96,22 +99,37 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """Runs ``bench peer``; returns the exit code."""
     line = understood("peer", words, env, FLAGS, SETTINGS)
     match = _match(line)
-    laptop = laptop_of(line.flags["--laptop"]) if "--laptop" in line.flags else Laptop(None, None)
+    rungs = _rungs(line)
     with ExitStack() as stack:
         if "--out" in line.flags:
             place = as_path(line.flags["--out"])
         else:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="diskmoe-peer-")))
-        box = stack.enter_context(limits(laptop.ram_bytes, laptop.disk_bps, match.gguf))
-        match = replace(match, settings=_within(match.settings, laptop, box))
-        results = _results(line, match, words, laptop, box, place)
+        results = _results(line, match, words, rungs, place)
         say(f"machine   {machine_line(results.experiment.machine)}")
-        say(f"limits    {box.how}" + _unlimited(laptop, box))
         say(
             f"peer      {match.peer.binary.name} {match.peer.version}: {shlex.join(match.theirs())}"
         )
-        carry_out(match, box, results, say)
+        carry_out(match, list(rungs.values()), results, say)
     return _told(results, line, say)
+
+
+def _rungs(line: Words) -> dict[str, Laptop]:
+    """The limits of each rung, by its name; one of no name where none are asked for."""
+    laptop = laptop_of(line.flags["--laptop"]) if "--laptop" in line.flags else Laptop(None, None)
+    if "--rungs" not in line.flags:
+        return {"": laptop}
+    if laptop.ram_bytes:
+        raise BadRequest(
+            "the memory is in --rungs and in --laptop: leave it out of one (--laptop 0,DISK)"
+        )
+    found = {}
+    for rung in rungs_of(line.flags["--rungs"]):
+        if set(rung) != {"RAM_GB"}:
+            raise BadRequest("--rungs of bench peer are of memory for both programs: RAM_GB=1,2,4")
+        sized = laptop_of(f"{rung['RAM_GB']},0")
+        found[shown_settings(rung)] = replace(laptop, ram_bytes=sized.ram_bytes)
+    return found
 
 
 def _match(line: Words) -> Match:
@@ -187,66 +205,42 @@ def _config_json(model: Path) -> dict[str, Any]:
     return found
 
 
-def _within(settings: Mapping[str, str], laptop: Laptop, box: Box) -> dict[str, str]:
-    """Our settings, with those that keep to a limit which the system does not keep."""
-    found = dict(settings)
-    if laptop.ram_bytes and not box.ram:
-        found.setdefault("RAM_GB", f"{laptop.ram_bytes / 2**30:g}")
-    if laptop.disk_bps and not box.disk:
-        found.setdefault("DISK_BPS", str(laptop.disk_bps))
-    return found
-
-
-def _unlimited(laptop: Laptop, box: Box) -> str:
-    """What holds for us alone."""
-    loose = [
-        name
-        for name, wanted, kept in (
-            ("memory", laptop.ram_bytes, box.ram),
-            ("the disk", laptop.disk_bps, box.disk),
-        )
-        if wanted and not kept
-    ]
-    return f"; {' and '.join(loose)} of {THEIRS} NOT limited" if loose else ""
-
-
 def _results(
-    line: Words, match: Match, words: Sequence[str], laptop: Laptop, box: Box, place: Path
+    line: Words, match: Match, words: Sequence[str], rungs: Mapping[str, Laptop], place: Path
 ) -> Results:
     """The directory of results, new or that of the same command before."""
-    limited = laptop.ram_bytes is not None or laptop.disk_bps is not None
     peer = match.peer
     what = f"{peer.binary.name} {' '.join(match.peer_args)}".strip()
     cache = _CACHES[line.one_of("--cache", tuple(_CACHES), "drop")]
     told = str(match.prompt) if peer.kind == "text" else f"{match.prompt} given token ids"
+    smallest, limited = next(iter(rungs.values())), None
+    if smallest != Laptop(None, None):
+        with limits(smallest.ram_bytes, smallest.disk_bps, match.gguf) as box:
+            ram_bytes = None if len(rungs) > 1 else smallest.ram_bytes
+            limited = Limits(ram_bytes, smallest.disk_bps, kept_by(smallest, box))
     experiment = Experiment(
         version=VERSION,
         kind="peer",
         made=_now(),
         command=("bench", "peer", *words),
-        model=match.model.name,
+        model=match.model.resolve().name,
         model_id=model_id(match.model),
         suite="a text" if peer.kind == "text" else "given token ids",
         prompts=(Prompt("prompt", told, None),),
         arms=(Arm(OURS, OURS, shown_settings(match.settings)), Arm(THEIRS, THEIRS, what)),
         settings={"THREADS": str(match.threads), "tokens": str(match.tokens)},
         decided={},
-        rungs=("",),
+        rungs=tuple(rungs),
         repeat=line.whole("--repeat", 1, 1000, 3),
         cache=cache,
-        limits=Limits(laptop.ram_bytes, laptop.disk_bps, box.how) if limited else None,
+        limits=limited,
         machine=machine_of(match.model),
     )
     if not (place / EXPERIMENT_FILE).exists():
         return Results.create(place, experiment)
     found = Results.open(place)
-    for name in ("kind", "model_id", "prompts", "arms", "settings", "cache"):
-        there, here = getattr(found.experiment, name), getattr(experiment, name)
-        if there != here:
-            raise BadRequest(
-                f"--out {place} has runs of another {name} ({one_line(there, 80)}, not "
-                f"{one_line(here, 80)}): name another directory"
-            )
+    refuse_another(place, found.experiment, experiment)
+    found.update(replace(found.experiment, repeat=experiment.repeat))
     return found
 
 

@@ -125,7 +125,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
         raise BadRequest(f"{recording.path}: holds no line of phase 1: nothing was decoded")
     table = {n_slots: _rates(recording, n_slots) for n_slots in slot_counts}
     name = AUTO if line.values["POLICY"].value == "auto" else line.values["POLICY"].value
-    unions = {rows: _union(recording, rows, slot_counts, name) for rows in row_counts}
+    unions = {rows: union_of(recording, rows, slot_counts, name) for rows in row_counts}
     if line.values["JSON"].value:
         print(json.dumps(_as_json(recording, asked, table, unions, name)))
         return 0
@@ -146,14 +146,15 @@ def _rates(recording: Recording, n_slots: int) -> dict[str, dict[int, Hits]]:
 
 
 @dataclass(frozen=True)
-class _Union:
+class Union:
     """Means over the unions of so many rows, per layer."""
 
     unique: float
     misses_per_row: dict[int, float]  # by slots
 
 
-def _union(recording: Recording, rows: int, slot_counts: Sequence[int], name: str) -> _Union:
+def union_of(recording: Recording, rows: int, slot_counts: Sequence[int], name: str) -> Union:
+    """What forwards of so many rows ask for, and miss with a policy."""
     grouped = regrouped(recording, rows)
     decoded = [f for layer in grouped.layers.values() for f in layer if f.phase == DECODE]
     whole = [f for f in decoded if len(f.rows) == rows] or decoded
@@ -163,7 +164,7 @@ def _union(recording: Recording, rows: int, slot_counts: Sequence[int], name: st
         n_slots: replay(grouped, n_slots, POLICIES[name])[DECODE].misses / n_rows
         for n_slots in slot_counts
     }
-    return _Union(unique, misses)
+    return Union(unique, misses)
 
 
 def _print_rates(table: Mapping[int, Mapping[str, Mapping[int, Hits]]]) -> None:
@@ -176,7 +177,7 @@ def _print_rates(table: Mapping[int, Mapping[str, Mapping[int, Hits]]]) -> None:
         print(f"{n_slots:<8}" + "".join(f"{rates[n]:>8.3f}" for n in names) + f"{share:>14.3f}")
 
 
-def _print_unions(unions: Mapping[int, _Union], slot_counts: Sequence[int], name: str) -> None:
+def _print_unions(unions: Mapping[int, Union], slot_counts: Sequence[int], name: str) -> None:
     first = next(iter(unions))
     print(f"forwards of several rows ({name}): unique experts, and misses per row and layer,")
     print(f"with what share that is of the misses of forwards of {first}")
@@ -193,7 +194,7 @@ def _as_json(
     recording: Recording,
     asked: Mapping[int, int],
     table: Mapping[int, Mapping[str, Mapping[int, Hits]]],
-    unions: Mapping[int, _Union],
+    unions: Mapping[int, Union],
     name: str,
 ) -> dict[str, Any]:
     return {

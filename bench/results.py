@@ -12,6 +12,7 @@ below are the schema. Files are checked against them, and the tables of docs/ben
 from __future__ import annotations
 
 import json
+import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]{0,39}")  # it is a part of file
 Program = Literal["diskmoe", "llama.cpp"]
 Cache = Literal["dropped", "warm", "as found"]
 T = TypeVar("T")
+_MOST = 1e300  # of any number
 
 
 class BadResults(DiskMoeError):
@@ -223,9 +225,9 @@ class Results:
         if not path.is_file():
             raise BadResults(f"{folder}: no {EXPERIMENT_FILE} there: it is no directory of results")
         experiment = _read(Experiment, path)
-        names = [arm.name for arm in experiment.arms]
-        if len(set(names)) < len(names) or not all(map(ARM_NAME.fullmatch, names)):
-            raise BadResults(f"{path}: arms have names of their own, of letters, digits, . and _")
+        fault = _fault(experiment)
+        if fault:
+            raise BadResults(f"{path}: {fault}")
         runs = []
         for found in sorted(folder.glob("run-*.json")):
             try:
@@ -282,7 +284,7 @@ def _read(kind: type[T], path: Path) -> T:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise BadResults(f"{path}: {size} bytes, at most {MOST_BYTES} are read")
-        content = json.loads(path.read_bytes(), parse_constant=_no_number)
+        content = json.loads(path.read_bytes(), parse_float=_number, parse_constant=_number)
     except (ValueError, RecursionError) as error:
         raise BadResults(f"{path}: this is no JSON: {str(error)[:200]}") from None
     except OSError as error:
@@ -290,8 +292,23 @@ def _read(kind: type[T], path: Path) -> T:
     return decoded(kind, content, str(path))
 
 
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number of JSON")
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is no number that can be kept")
+    return number
+
+
+def _fault(experiment: Experiment) -> str:
+    """What of an experiment cannot be; empty when all can."""
+    for name in ("arms", "rungs", "prompts"):
+        if not getattr(experiment, name):
+            return f"{name} is empty: there is nothing that could have run"
+    arms = [arm.name for arm in experiment.arms]
+    if len(set(arms)) < len(arms) or not all(map(ARM_NAME.fullmatch, arms)):
+        return "arms have names of their own, of letters, digits, . and _"
+    prompts = [prompt.name for prompt in experiment.prompts]
+    return "" if len(set(prompts)) == len(prompts) else "two prompts have the same name"
 
 
 def _run_in(path: Path, experiment: Experiment) -> Run:
@@ -339,10 +356,12 @@ def _checked(kind: Any, value: Any, where: str, place: str) -> Any:
         if not isinstance(value, dict):
             raise _wrong(where, place, value, "an object")
         return {k: _checked(parts[1], v, where, f"{place}.{k[:40]}") for k, v in value.items()}
-    if kind is float and type(value) is int:
-        return float(value)
+    if kind is float and type(value) is int and value < _MOST:
+        value = float(value)
     if type(value) is not kind:  # a bool is no number
         raise _wrong(where, place, value, _NAMES[kind])
+    if kind in (int, float) and not 0 <= value < _MOST:
+        raise _wrong(where, place, value, "neither negative nor endless")
     return value
 
 

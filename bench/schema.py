@@ -44,7 +44,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _object(kind: type) -> dict[str, Any]:
-    hints = _hints(kind)
+    hints = described(kind)
     properties = {
         name: {**_form(part), "description": says} for name, (part, says) in hints.items()
     }
@@ -74,7 +74,8 @@ def _form(kind: Any) -> dict[str, Any]:
         return {"type": "array", "items": _form(parts[0])}
     if origin is not None:
         return {"type": "object", "additionalProperties": _form(parts[1])}
-    return {"type": _PLAIN[kind]}
+    least = {"minimum": 0} if kind in (int, float) else {}
+    return {"type": _PLAIN[kind], **least}
 
 
 def tables() -> str:
@@ -85,7 +86,7 @@ def tables() -> str:
 
 def _table(kind: type, title: str) -> str:
     lines = [f"### {title}", "", _first_line(kind), "", "| key | type | meaning |", "|---|---|---|"]
-    for name, (part, says) in _hints(kind).items():
+    for name, (part, says) in described(kind).items():
         lines.append(f"| `{name}` | {_told(part)} | {says} |")
     return "\n".join([*lines, ""])
 
@@ -108,8 +109,8 @@ def _told(kind: Any) -> str:
     return _PLAIN[kind]
 
 
-def _hints(kind: type) -> dict[str, tuple[Any, str]]:
-    """(type, what it means) of each field."""
+def described(kind: type) -> dict[str, tuple[Any, str]]:
+    """(type, what it means) of each field of a class of results."""
     found = {}
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):  # pyright: ignore[reportArgumentType]

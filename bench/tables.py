@@ -12,7 +12,15 @@ from diskmoe.bench.ratios import LEVEL
 from diskmoe.bench.results import Experiment, Results
 
 WIDE = 220  # columns, where the output is no terminal: a table must not be folded in a file
-HEADS = ("rung", "arm", *(column.title for column in COLUMNS), "accepted drafts", "runs")
+HEADS = (
+    "rung",
+    "arm",
+    "runs",
+    f"{COLUMNS[0].title} (quartiles)",
+    f"{100 * LEVEL:.0f} % of median",
+    *(column.title for column in COLUMNS[1:]),
+    "accepted drafts",
+)
 
 
 def rows_of(comparisons: Sequence[Comparison]) -> list[list[str]]:
@@ -27,15 +35,21 @@ def rows_of(comparisons: Sequence[Comparison]) -> list[list[str]]:
 
 
 def _row(rung: str, arm: ArmSummary) -> list[str]:
-    cells = [column.shown(arm.medians[column.figure]) for column in COLUMNS]
+    speed, *cells = [column.shown(arm.medians[column.figure]) for column in COLUMNS]
     if arm.quartiles is not None:
-        cells[0] += f" ({arm.quartiles[0]:.2f} to {arm.quartiles[1]:.2f})"
+        speed += f" ({_span(arm.quartiles)})"
     drafts = [
         f"{name} {100 * found.accepted / found.judged:.0f} % of {found.judged}"
         for name, found in arm.acceptance.items()
         if found.judged
     ]
-    return [rung or "-", arm.name, *cells, ", ".join(drafts) or "-", str(arm.runs)]
+    sure = "-" if arm.interval is None else _span(arm.interval)
+    told = ", ".join(drafts) or "-"
+    return [rung or "-", arm.name, str(arm.runs), speed, sure, *cells, told]
+
+
+def _span(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.2f} to {ends[1]:.2f}"
 
 
 def verdict_lines(comparison: Comparison) -> list[str]:
@@ -46,12 +60,12 @@ def verdict_lines(comparison: Comparison) -> list[str]:
         return [f"{at}{b} beside {a}: no pair of runs has speeds yet"]
     verdict = comparison.verdict
     named = {"a faster": f"{a} is faster", "b faster": f"{b} is faster"}.get(verdict, verdict)
-    lines = [
-        (
-            f"{at}{b} / {a} {ratio.value:.3f} tok/s ({100 * LEVEL:.0f} % interval {ratio.low:.3f} to "
-            f"{ratio.high:.3f}, {comparison.pairs} pairs): {named}"
-        )
-    ]
+    sure = "no interval"
+    if ratio.interval is not None:
+        low, high = ratio.interval
+        sure = f"{100 * LEVEL:.0f} % interval {low:.3f} to {high:.3f}"
+    told = f"{b} / {a} {ratio.value:.3f} tok/s ({sure}, {comparison.pairs} pairs): {named}"
+    lines = [at + told]
     same = {True: "equal in all runs", None: "not known of both", False: "DIFFERENT in "}
     lines.append(f"  token ids {same[comparison.same_ids]}{', '.join(comparison.differing)}")
     if len(comparison.by_prompt) > 1:

@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diskmoe.mtp.acceptance import Acceptance
 from diskmoe.mtp.costs import OUTLIER
@@ -43,11 +43,22 @@ class Account:
     accepted: int = 0
     pauses: int = 0  # times that the guard switched the source off
     off: bool = False  # at the end: by the guard, or since the source has given up
+    # of the first, second, ... draft that the source had in a forward: judged, accepted
+    by_position: list[list[int]] = field(default_factory=list)
 
     @property
     def acceptance(self) -> float | None:
         """accepted / judged; None when nothing was judged."""
         return self.accepted / self.judged if self.judged else None
+
+    def judge(self, place: int, right: bool) -> None:
+        """A draft was judged; place: how many drafts of the source stood before it."""
+        self.judged += 1
+        self.accepted += right
+        while len(self.by_position) <= place:
+            self.by_position.append([0, 0])
+        self.by_position[place][0] += 1
+        self.by_position[place][1] += right
 
 
 class _Entry:
@@ -256,7 +267,7 @@ class Composer:
             right = link.draft.token == token
             link.entry.acceptance.judged(link.place, link.draft.grade, right)
             if self._at < self._submitted:
-                self._judge(link.entry, right)
+                self._judge(link, right)
                 accepted = right
             if right:
                 self._at += 1
@@ -269,10 +280,9 @@ class Composer:
             self._note(entry)
         return accepted
 
-    def _judge(self, entry: _Entry, right: bool) -> None:
-        account = entry.account
-        account.judged += 1
-        account.accepted += right
+    def _judge(self, link: _Link, right: bool) -> None:
+        entry = link.entry
+        entry.account.judge(link.place, right)
         self.planner.judged(self._at, right)
         if self._guard and entry.guard.judged(right):
             self._say(

@@ -9,6 +9,7 @@ import pytest
 from fake_peer import BENCH_HELP, OLD_PRINT, TEXT_HELP, bench_json, calls, write_program
 
 from diskmoe.bench import match
+from diskmoe.bench.arms import laptop_of
 from diskmoe.bench.launch import Launcher
 from diskmoe.bench.model import Synthetic
 from diskmoe.bench.results import Figures, Results, Run
@@ -137,10 +138,10 @@ def test_a_match_that_was_ended_midway_goes_on(
     capsys.readouterr()
     assert main(words) == 0
     assert len(calls(binary)) == before + 2
-    assert "2 of 3, llama.cpp: 8.00" in capsys.readouterr().err
+    assert "run       2 of llama.cpp: 8.00 tok/s" in capsys.readouterr().err
     assert len({run.order for run in Results.open(out).runs}) == 6
     assert main([*words, "--tokens", "7"]) == 2
-    assert "has runs of another settings" in capsys.readouterr().err
+    assert "has runs with another settings" in capsys.readouterr().err
 
 
 def test_limits_that_nobody_keeps_are_said_and_ours_are_settings(
@@ -157,10 +158,37 @@ def test_limits_that_nobody_keeps_are_said_and_ours_are_settings(
     binary = write_program(tmp_path / "b", help=BENCH_HELP, does=f"print({SPEEDS!r})")
     words = words_of(written, binary, "--laptop", "2.5,500M", "--json", "--repeat", "1")
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
-    assert "memory and the disk of llama.cpp NOT limited" in capsys.readouterr().err
+    assert "memory and disk of llama.cpp NOT limited" in capsys.readouterr().err
     found = Results.open(tmp_path / "out").experiment
-    assert found.arms[0].given == "RAM_GB=2.5 DISK_BPS=500000000"
     assert found.limits is not None and found.limits.ram_bytes == round(2.5 * 2**30)
+    assert "NOT limited" in found.limits.how
+    asked, nothing = laptop_of("2.5,500M"), laptop.Box("none", ram=False, disk=False)
+    ours = match._within({"CAP": "4"}, asked, nothing)
+    assert ours == {"CAP": "4", "RAM_GB": "2.5", "DISK_BPS": "500000000"}
+    both = laptop.Box("a group", ram=True, disk=True)
+    assert match._within({"CAP": "4"}, asked, both) == {"CAP": "4"}
+
+
+def test_rungs_are_of_memory_for_both(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: None
+) -> None:
+    asked = []
+    plain = match.limits
+
+    def noted(ram_bytes, disk_bps, path):
+        asked.append((ram_bytes, disk_bps))
+        return plain(None, None, path)
+
+    monkeypatch.setattr(match, "limits", noted)
+    binary = write_program(tmp_path / "b", help=BENCH_HELP, does=f"print({SPEEDS!r})")
+    words = words_of(written, binary, "--rungs", "RAM_GB=1,2", "--laptop", "0,1G", "--repeat", "1")
+    assert main([*words, "--json", "--out", str(tmp_path / "out")]) == 0
+    assert asked == [(1 << 30, 10**9), (2 << 30, 10**9)]
+    found = Results.open(tmp_path / "out")
+    assert found.experiment.rungs == ("RAM_GB=1", "RAM_GB=2")
+    assert [(run.arm, run.rung) for run in found.runs] == [
+        *(("diskmoe", 0), ("llama.cpp", 0), ("llama.cpp", 1), ("diskmoe", 1))
+    ]
 
 
 def test_other_weights_are_refused(
@@ -190,6 +218,8 @@ def test_other_weights_are_refused(
         (lambda words: [*words, "--prompt", "Once"], "--prompt is 'Once'"),
         (lambda words: [*words, "--repeat", "0"], "--repeat"),
         (lambda words: [*words, "--laptop", "big"], "--laptop is 'big'"),
+        (lambda words: [*words, "--rungs", "CAP=1,2"], "are of memory for both"),
+        (lambda words: [*words, "--rungs", "RAM_GB=1", "--laptop", "1,0"], "say --laptop 0,DISK"),
         (lambda words: [*words, "--cache", "cold"], "one of drop, warm, leave"),
         (lambda words: [*words, "--peer-args", "'"], "--peer-args: No closing quotation"),
         (lambda words: [*words, "--timeout", "nan"], "--timeout"),

@@ -75,6 +75,9 @@ def test_drafts_are_judged_up_to_the_first_wrong_one() -> None:
     account = drafts.accounts["says"]
     assert (account.proposed, account.judged, account.accepted) == (4, 2, 1)
     assert account.acceptance == 0.5
+    drafts.propose(2)
+    assert [drafts.emitted(token) for token in (1, 2)] == [True, True]
+    assert account.by_position == [[2, 2], [2, 1]]
 
 
 def test_the_token_behind_the_drafts_is_none_of_them() -> None:
