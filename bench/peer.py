@@ -120,9 +120,7 @@ def _rungs(line: Words) -> dict[str, Laptop]:
     if "--rungs" not in line.flags:
         return {"": laptop}
     if laptop.ram_bytes:
-        raise BadRequest(
-            "the memory is in --rungs and in --laptop: leave it out of one (--laptop 0,DISK)"
-        )
+        raise BadRequest("memory is in --rungs and in --laptop: say --laptop 0,DISK")
     found = {}
     for rung in rungs_of(line.flags["--rungs"]):
         if set(rung) != {"RAM_GB"}:
