@@ -153,6 +153,11 @@ def _match(line: Words) -> Match:
         if name in given:
             instead = "use --tokens" if name == "NGEN" else "both programs are greedy, on raw text"
             raise BadRequest(f"bench peer decides {name} for both: {instead}")
+    try:
+        more = tuple(shlex.split(line.flags.get("--peer-args", "")))
+    except ValueError as error:
+        raise BadRequest(f"--peer-args: {error}") from None
+    seconds = line.number("--timeout", 1, 1e6, 600)
     peer = Peer.of(as_path(line.flags["--binary"]))
     tokens, prompt = line.whole("--tokens", 2, 1_000_000, 64), line.flags.get("--prompt", _TEXT)
     if peer.kind == "bench":
@@ -161,10 +166,6 @@ def _match(line: Words) -> Match:
     else:
         needed = len(prompt.encode()) + tokens  # a token is a byte or more
     context = line.values["CTX"].value or max(256, needed + _SPARE)
-    try:
-        more = tuple(shlex.split(line.flags.get("--peer-args", "")))
-    except ValueError as error:
-        raise BadRequest(f"--peer-args: {error}") from None
     return Match(
         peer,
         gguf,
@@ -175,7 +176,7 @@ def _match(line: Words) -> Match:
         context,
         {name: _as_text(setting.value) for name, setting in given.items() if name not in _DECIDED},
         more,
-        line.number("--timeout", 1, 1e6, 600),
+        seconds,
     )
 
 
