@@ -7,7 +7,9 @@ not print is None.
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diskmoe.engine.errors import BadRequest, DiskMoeError
+from diskmoe.engine.places import as_path
 from diskmoe.engine.text.files import one_line
 
 Kind = Literal["bench", "text"]
@@ -53,20 +56,23 @@ class Timings:
 class Peer:
     """A program of llama.cpp's. kind: "bench" feeds ids of its own, "text" goes on from a prompt."""
 
-    binary: Path
+    binary: str  # as it is started
     kind: Kind
     version: str
     options: frozenset[str]  # the words that its --help begins with a dash
 
     @staticmethod
-    def of(binary: Path) -> Peer:
-        """Asks the program what it is.
+    def of(given: str) -> Peer:
+        """Asks a program, by its path or by its name in PATH, what it is.
 
         Raises:
             BadRequest: it cannot be run, or is none of llama-bench, llama-cli, llama-completion.
         """
-        if not binary.is_file():
-            raise BadRequest(f"--binary {binary}: there is no such file")
+        here, binary = as_path(given), given
+        if here.is_file():
+            binary = str(here if os.sep in given else here.absolute())
+        elif os.sep in given or shutil.which(given) is None:
+            raise BadRequest(f"--binary {given}: there is no such program")
         said = _asked(binary, "--help")
         options = frozenset(re.findall(r"(?<![\w-])--?[a-z][\w-]*", said))
         if "--n-gen" in options:
@@ -81,6 +87,10 @@ class Peer:
         found = _VERSION.search(_asked(binary, "--version"))
         return Peer(binary, kind, one_line(found[1], 80) if found else "unknown", options)
 
+    @property
+    def name(self) -> str:
+        return Path(self.binary).name
+
     def command(
         self,
         gguf: Path,
@@ -91,7 +101,7 @@ class Peer:
         more: Sequence[str] = (),
     ) -> list[str]:
         """The words that run it once; `more` are the user's own and come last."""
-        words = [str(self.binary), "-m", str(gguf), "-t", str(threads), "-n", str(tokens)]
+        words = [self.binary, "-m", str(gguf), "-t", str(threads), "-n", str(tokens)]
         if self.kind == "bench":
             return [*words, "-p", str(prompt), "-r", "1", "-o", "json", *more]
         words += ["-p", str(prompt), "-c", str(context), "--temp", "0", "--ignore-eos"]
@@ -108,7 +118,7 @@ class Peer:
         found = _bench_timings(stdout) if self.kind == "bench" else _text_timings(stdout + stderr)
         if found.tok_per_s is None:
             raise PeerFailed(
-                f"{self.binary.name} printed no speed of decoding; the end of what it said: "
+                f"{self.name} printed no speed of decoding; the end of what it said: "
                 f"{tail(stderr) or tail(stdout) or 'nothing'}"
             )
         return found
@@ -120,10 +130,10 @@ def tail(text: str) -> str:
     return line if len(line) <= _TAIL else "..." + line[3 - _TAIL :]
 
 
-def _asked(binary: Path, word: str) -> str:
+def _asked(binary: str, word: str) -> str:
     try:
         done = subprocess.run(
-            [str(binary), word],
+            [binary, word],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_ASKING_SECONDS,

@@ -54,7 +54,7 @@ same weights with as many tokens and threads, and puts both into one table. What
 compared with: use a synthetic model of uniform routing. llama-completion and llama-cli go on from a
 text, greedily, and so does an ordinary run of ours.
 
-  --binary PATH      llama-bench, llama-completion or llama-cli
+  --binary PATH      llama-bench, llama-completion or llama-cli, or its name in PATH
   --gguf FILE        the weights as a GGUF; --model MODEL: the same, converted
   --tokens N         to decode (default 64)
   --prompt TEXT      what to go on from; for llama-bench a number of tokens (default 128)
@@ -107,9 +107,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="diskmoe-peer-")))
         results = _results(line, match, words, rungs, place)
         say(f"machine   {machine_line(results.experiment.machine)}")
-        say(
-            f"peer      {match.peer.binary.name} {match.peer.version}: {shlex.join(match.theirs())}"
-        )
+        say(f"peer      {match.peer.name} {match.peer.version}: {shlex.join(match.theirs())}")
         carry_out(match, list(rungs.values()), results, say)
     return _told(results, line, say)
 
@@ -158,7 +156,7 @@ def _match(line: Words) -> Match:
     except ValueError as error:
         raise BadRequest(f"--peer-args: {error}") from None
     seconds = line.number("--timeout", 1, 1e6, 600)
-    peer = Peer.of(as_path(line.flags["--binary"]))
+    peer = Peer.of(line.flags["--binary"])
     tokens, prompt = line.whole("--tokens", 2, 1_000_000, 64), line.flags.get("--prompt", _TEXT)
     if peer.kind == "bench":
         prompt = line.whole("--prompt", 0, 1_000_000, 128)
@@ -209,7 +207,7 @@ def _results(
 ) -> Results:
     """The directory of results, new or that of the same command before."""
     peer = match.peer
-    what = f"{peer.binary.name} {' '.join(match.peer_args)}".strip()
+    what = f"{peer.name} {' '.join(match.peer_args)}".strip()
     cache = _CACHES[line.one_of("--cache", tuple(_CACHES), "drop")]
     told = str(match.prompt) if peer.kind == "text" else f"{match.prompt} given token ids"
     smallest, limited = next(iter(rungs.values())), None

@@ -87,7 +87,7 @@ def test_a_text_goes_to_both_and_what_is_the_same_is_said(
 
 
 def test_our_text_run_is_greedy_raw_and_as_long(written: Written, tmp_path: Path) -> None:
-    peer = match.Peer.of(write_program(tmp_path / "b", help=TEXT_HELP))
+    peer = match.Peer.of(str(write_program(tmp_path / "b", help=TEXT_HELP)))
     _, model, gguf = written
     task = match.Match(peer, gguf, model, 9, "Once", 2, 256, {"CAP": "4"}, (), 60)
     words = task.ours()
