@@ -25,6 +25,7 @@ from diskmoe.engine.drafting import Experience, composer_of
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
 from diskmoe.engine.kernels.workers import Workers
+from diskmoe.engine.lanes import DraftsInTurn, Lanes, Text
 from diskmoe.engine.learning import history_of, pin
 from diskmoe.engine.memory import ahead_slots, policy_for, wave_slots
 from diskmoe.engine.model.forward import Transformer
@@ -68,8 +69,40 @@ def _to_each(recorders: Sequence[Record]) -> Record:
     return record
 
 
+def _of_text(tokens: Generator[int, None, None], text: Text) -> Generator[int, None, None]:
+    """The tokens of a run for as long as its lane is its own."""
+    try:
+        while True:
+            text.check()
+            try:
+                token = next(tokens)
+            except StopIteration:
+                return
+            text.check()  # what `on_prefill` did may have ended it
+            yield token
+    finally:
+        tokens.close()
+        text.end()
+
+
+def _absorb(head: MtpSource | None, text: Text, following: Sequence[int]) -> None:
+    """The rows that the latest forward made of a text are told to its head."""
+    if head is not None:
+        with text.alone():
+            head.absorb(following, text.hidden[: len(following)])
+
+
+def _tell_accepted(
+    trace: TraceRecorder | None, history: UsageHistory | None, rows: Sequence[int]
+) -> None:
+    if trace is not None:
+        trace.accepted(len(rows))
+    if history is not None:
+        history.accepted(rows)
+
+
 class Model:
-    """A loaded model: weights in memory, experts on disk, one KV cache."""
+    """A loaded model: weights in memory, experts on disk, a KV cache for each text at once."""
 
     def __init__(
         self,
@@ -77,7 +110,7 @@ class Model:
         memory: MemoryPlan,
         transformer: Transformer,
         store: ExpertStore,
-        head: MtpLayer | None,
+        lanes: Lanes,
         workers: Workers,
         share: float | None,  # of the expert files in the page cache, before a weight was read
         say: Say = silent,
@@ -94,8 +127,7 @@ class Model:
         self.workers = workers
         self._transformer = transformer
         self._store = store
-        self._head = head
-        self._watch = MemoryWatch(memory.budget_bytes, store.shrink, say)
+        self._lanes = lanes
         self._trace = trace
         self._history = history
         self._say = say
@@ -103,7 +135,6 @@ class Model:
         if recorders:
             transformer.record_with(_to_each(recorders))
         self._experience = Experience()
-        self._runs = 0
         self._closed = False
 
     @classmethod
@@ -121,7 +152,7 @@ class Model:
         opened, options = prepared.opened, prepared.options
         workers: Workers | None = None
         store: ExpertStore | None = None
-        head: MtpLayer | None = None
+        heads: list[MtpLayer] = []
         try:
             # first, as it may be refused
             trace = None if options.trace is None else TraceRecorder(options.trace, say)
@@ -154,31 +185,41 @@ class Model:
             )
             history = history_of(opened, options, say)
             pin(store, history, options, say)
-            kv = KvCache(
-                opened.config,
-                opened.context,
-                kv_format=options.kv,
-                kept=1 + options.draft_rows,
-            )
+            caches = [
+                KvCache(
+                    opened.config,
+                    opened.context,
+                    kv_format=options.kv,
+                    kept=1 + options.draft_rows,
+                )
+                for _ in range(options.parallel)
+            ]
             transformer = Transformer(
                 opened.config,
                 weights,
                 store,
-                kv,
+                caches[0],
                 workers,
                 look_ahead=options.prefetch != "0",
                 prefetch=options.prefetch == "1",
             )
             prepared.helpers.load(workers, opened.context, options)
-            head = load_head(opened, options, memory, transformer, workers)
+            heads = load_head(opened, options, memory, transformer, workers)
+            lanes = Lanes(
+                transformer,
+                caches,
+                heads or [None] * options.parallel,
+                MemoryWatch(memory.budget_bytes, store.shrink, say).look,
+                partial(_tell_accepted, trace, history),
+            )
             model = cls(
-                prepared, memory, transformer, store, head, workers, share, say, history, trace
+                prepared, memory, transformer, store, lanes, workers, share, say, history, trace
             )
         except BaseException:
             if workers is not None:
                 workers.close()
-            if head is not None:
-                head.close()
+            if heads:
+                heads[0].close()
             if store is not None:
                 store.close()
             prepared.close()
@@ -240,8 +281,12 @@ class Model:
         ignore_eos: bool = False,
         on_prefill: Callable[[int, int], None] | None = None,
         grammar: Grammar | str | None = None,
+        reuse: bool = True,
     ) -> Run:
-        """Starts a run; iterate over it for the text. A new run ends the one before it.
+        """Starts a run; iterate over it for the text.
+
+        There are as many runs at a time as ``Options.parallel`` says, each of which may be in a
+        thread of its own; one more ends the first of them.
 
         Args:
             prompt: what ``TextSide.encode_prompt`` made, or text for it, or token ids.
@@ -250,10 +295,12 @@ class Model:
             ignore_eos: go on after the model's stop tokens.
             grammar: what the text probably follows, as made by ``grammar_draft.library.load`` or the
                 file for it. It makes drafts and so changes speed, never the text.
+            reuse: go on from the keys and values of an earlier text, as far as it began like this
+                one; that changes how long the prompt takes, and nothing else.
 
         Raises:
             BadGrammar: a grammar's file that cannot be used.
-            BadRequest: a prompt that cannot be fed; while iterating, when a newer run has begun.
+            BadRequest: a prompt that cannot be fed; while iterating, when it was ended by a newer run.
         """
         if self._closed:
             raise BadRequest("the model is closed: load it again")
@@ -272,13 +319,15 @@ class Model:
         if isinstance(grammar, str):
             grammar = load_grammar(grammar)
         sampler = Sampler(sampling or Sampling(temperature=0.0), valid)
+        text, stats.reused_tokens = self._lanes.begin(prompt.ids, reuse)
         models: list[DraftSource] = []
         head = None
-        if self._head is not None:
-            head = MtpSource(self._head, self.config.hidden, sampler.guess)
+        if text.lane.head is not None:
+            reused = stats.reused_tokens
+            head = MtpSource(text.lane.head, self.config.hidden, sampler.guess, reused)
             models.append(head)
         if self.helpers.small is not None:
-            small, p_min = self.helpers.small.transformer, self.options.p_min
+            small, p_min = self.helpers.small.for_text(text.number), self.options.p_min
             models.append(DraftModelSource(small, prompt.ids, sampler.guess, p_min))
         vocab = self.config.vocab
         drafts = composer_of(
@@ -294,54 +343,24 @@ class Model:
         )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner
-        self._runs += 1
         tokens = decode(
-            self._transformer,
+            text,
             prompt.ids,
             sampler,
             limit=limit,
             stop_ids=frozenset() if ignore_eos else self.text.stops(prompt.in_chat),
             prefill_chunk=self.prefill_chunk,
+            reused=stats.reused_tokens,
             stats=stats,
             on_prefill=on_prefill,
-            on_forward=self._watch.look,
-            drafts=drafts,
-            on_verified=self._accepted,
-            on_rows=partial(self._absorb, head),
+            drafts=DraftsInTurn(drafts, text) if drafts is not None and models else drafts,
+            on_verified=text.accepted,
+            on_rows=partial(_absorb, head, text),
         )
         stream = None
         if tokenizer is not None:
             stream = TextStream(tokenizer, stop, tokenizer.leading_space and prompt.in_chat)
-        return Run(self._alone(tokens, self._runs), stream, stats)
-
-    def _alone(self, tokens: Generator[int, None, None], run: int) -> Generator[int, None, None]:
-        """The tokens of a run for as long as it is the newest: there is one KV cache."""
-        try:
-            while True:
-                self._refuse_ended(run)
-                try:
-                    token = next(tokens)
-                except StopIteration:
-                    return
-                self._refuse_ended(run)  # by what `on_prefill` did
-                yield token
-        finally:
-            tokens.close()
-
-    def _refuse_ended(self, run: int) -> None:
-        if run != self._runs or self._closed:
-            raise BadRequest("this run was ended by a newer one, or the model was closed")
-
-    def _absorb(self, head: MtpSource | None, following: Sequence[int]) -> None:
-        if head is not None:
-            head.absorb(following, self._transformer.hidden[: len(following)])
-
-    def _accepted(self, rows: int) -> None:
-        """Of the latest forward's rows the first so many were right."""
-        self._transformer.accepted(rows)
-        for part in (self._trace, self._history):
-            if part is not None:
-                part.accepted(rows)
+        return Run(_of_text(tokens, text), stream, stats)
 
     def _cache_state(self) -> str:
         """``warm`` when the hot store or the page cache already holds experts.
@@ -360,12 +379,13 @@ class Model:
         if self._closed:
             return
         self._closed = True
+        self._lanes.close()
         with ExitStack() as last_first:  # all of it, whatever fails: a trace may find no room
             last_first.callback(self.opened.records.close)
             last_first.callback(self.helpers.close)
             last_first.callback(self._store.close)
-            if self._head is not None:
-                last_first.callback(self._head.close)
+            if self._lanes.lanes[0].head is not None:
+                last_first.callback(self._lanes.lanes[0].head.close)
             last_first.callback(self.workers.close)
             if self._trace is not None:
                 last_first.callback(self._trace.close)

@@ -16,6 +16,7 @@ from diskmoe.engine.settings import PREFIX, SETTINGS, Value, did_you_mean, resol
 
 COMMANDS = (
     "run",
+    "chat",
     "convert",
     "inspect",
     "verify",

@@ -28,6 +28,7 @@ from diskmoe.engine.settings import PREFIX, SETTINGS
 
 INTRO = """\
 usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
+       diskmoe chat [MODEL] [CAP]     a conversation: answers as they come, /help lists commands
        diskmoe convert SRC OUT [--experts FORMAT] [--dense FORMAT]
                                       SRC: a directory or a GGUF; default: q4 (MXFP4 experts are kept), q8
        diskmoe inspect MODEL [--json] what it is: family, shapes, formats, bytes, text files
@@ -146,6 +147,8 @@ def _dispatch(words: list[str], env: Mapping[str, str], out: _Out) -> int:
         return 0
     command = words[0] if words and words[0] in COMMANDS else "run"
     rest = words[1:] if words and words[0] in COMMANDS else words
+    if command == "chat":
+        return chat_command(rest, env, out)
     if command == "convert":
         return convert_command(rest, env, out)
     if command == "inspect":
@@ -204,6 +207,13 @@ def run_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:
 
     values, _, notes = run_settings(words, env)
     return run.run(values, notes, out.say, out.text)
+
+
+def chat_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:
+    from diskmoe.engine.chat import chat
+
+    values, _, notes = run_settings(words, env, text_positional="MODEL")
+    return chat(values, notes, out.say, out.text)
 
 
 def plan_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:

@@ -22,14 +22,15 @@ def load_head(
     memory: MemoryPlan,
     transformer: Transformer,
     workers: Workers,
-) -> MtpLayer | None:
-    """The head as planned; None where none was. Close it before the model's own records.
+) -> list[MtpLayer]:
+    """The head as planned, for each text at once; empty where none was. Close the first before the
+    model's own records.
 
     Raises:
         BadModel: the weights cannot be used.
     """
     if not memory.mtp_slots:
-        return None
+        return []
     config = opened.config
     dense = load_dense(opened.source, config, opened.dense_format, head=True)
     records = LayerRecords(opened.records, config.layers)
@@ -42,5 +43,9 @@ def load_head(
         POLICIES[policy_for(options, records.record_layout.nbytes)[0]],
         1 if memory.request.mtp_whole else wave_slots(options, config),
     )
-    kv = KvCache(config, opened.context, layers=1, kv_format=options.kv)
-    return MtpLayer(transformer, mtp_weights(dense, config), store, kv, workers)
+    first, *others = (
+        KvCache(config, opened.context, layers=1, kv_format=options.kv)
+        for _ in range(options.parallel)
+    )
+    layer = MtpLayer(transformer, mtp_weights(dense, config), store, first, workers)
+    return [layer, *map(layer.for_another_text, others)]

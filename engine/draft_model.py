@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy.typing as npt
+
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.loading import Opened, open_model
 from diskmoe.engine.memory import LEAST_CHUNK
-from diskmoe.engine.model.forward import Transformer, scratch_bytes
+from diskmoe.engine.model.forward import Transformer, Wanted, scratch_bytes
 from diskmoe.engine.model.kvcache import KvCache, kv_cache_bytes
+from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.weights import dense_bytes, load_dense
 from diskmoe.engine.options import Options
 from diskmoe.engine.text.tokenizer import TextTokenizer, load_tokenizer
@@ -23,12 +26,24 @@ from diskmoe.experts.store import WAVE_SLOTS, ExpertStore
 _OPTIONS = Options(dense_bits=8, expert_bits=8, mtp=False)
 
 
+class SmallText:
+    """A small model with the cache of one text; see ``mtp.draft_model.SmallModel``."""
+
+    def __init__(self, transformer: Transformer, kv: KvCache) -> None:
+        self.kv = kv
+        self.vocab_size = transformer.vocab_size
+        self._transformer = transformer
+
+    def forward(self, ids: npt.ArrayLike, rows: Wanted) -> Floats:
+        return self._transformer.forward(ids, rows, None, self.kv)
+
+
 class DraftModel:
-    """A small model; ``transformer`` is there once it is loaded."""
+    """A small model; texts can have it once it is loaded."""
 
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
-        self._loaded: tuple[Transformer, ExpertStore] | None = None
+        self._loaded: tuple[Transformer, list[SmallText], ExpertStore] | None = None
 
     @classmethod
     def open(cls, path: Path, tokenizer: TextTokenizer | None) -> DraftModel:
@@ -58,6 +73,11 @@ class DraftModel:
         assert self._loaded is not None
         return self._loaded[0]
 
+    def for_text(self, lane: int) -> SmallText:
+        """The model as it is for the texts of a lane."""
+        assert self._loaded is not None
+        return self._loaded[1][lane]
+
     def nbytes(self, context: int, options: Options) -> int:
         """Memory for texts of `context` positions."""
         opened, config = self.opened, self.opened.config
@@ -66,7 +86,7 @@ class DraftModel:
         rows = min(LEAST_CHUNK, positions)
         return (
             dense_bytes(opened.source, config, opened.dense_format)
-            + kv_cache_bytes(config, positions, kv_format=options.kv)
+            + options.parallel * kv_cache_bytes(config, positions, kv_format=options.kv)
             + scratch_bytes(config, rows, 2, positions, layout, opened.dense_formats)
             + opened.records.scratch_bytes
             + slots * layout.nbytes
@@ -83,8 +103,12 @@ class DraftModel:
             config.experts,
             wave_slots=self._wave_slots,
         )
-        kv = KvCache(config, self._positions(context), kv_format=options.kv)
-        self._loaded = Transformer(config, weights, store, kv, workers), store
+        caches = [
+            KvCache(config, self._positions(context), kv_format=options.kv)
+            for _ in range(options.parallel)
+        ]
+        transformer = Transformer(config, weights, store, caches[0], workers)
+        self._loaded = transformer, [SmallText(transformer, kv) for kv in caches], store
 
     def describe(self) -> str:
         config = self.opened.config
@@ -93,7 +117,7 @@ class DraftModel:
 
     def close(self) -> None:
         if self._loaded is not None:
-            self._loaded[1].close()
+            self._loaded[2].close()
             self._loaded = None
         self.opened.records.close()
 

@@ -11,6 +11,7 @@ from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.mtp_layer import mtp_scratch_bytes
+from diskmoe.engine.model.together import together_scratch_bytes
 from diskmoe.engine.model.weights import dense_bytes, loader_bytes
 from diskmoe.engine.options import Options
 from diskmoe.engine.stats import peak_rss_bytes
@@ -52,15 +53,19 @@ def ahead_slots(options: Options, config: ModelConfig) -> int:
     return AHEAD_SLOTS if options.prefetch == "1" and config.moe_layers else 0
 
 
-def _scratch_bytes(opened: Opened, rows: int, drafts: int) -> int:
-    """Working memory for prompt chunks of so many rows and forwards of so many drafts; of logits,
+def _scratch_bytes(opened: Opened, rows: int, drafts: int, texts: int) -> int:
+    """Working memory for prompt chunks of so many rows and forwards of so many texts with so many
+    drafts each; of logits,
     those of one forward, beside the sampler's float64 copies of a row; and what is too small to be
     counted one by one."""
     config, layout = opened.config, opened.records.record_layout
-    rows, logit_rows = max(rows, 1 + drafts), 12 + drafts
+    together = texts * (1 + drafts)
+    rows, logit_rows = max(rows, together), 11 + together
     formats = opened.dense_formats
     working = scratch_bytes(config, rows, logit_rows, opened.context, layout, formats, 1 + drafts)
-    working += drafts * config.layers * PROGRAM_BYTES
+    working += texts * drafts * config.layers * PROGRAM_BYTES
+    if texts > 1:
+        working += together_scratch_bytes(config, together)
     if opened.mtp:
         layout = opened.records.record_layout_of(config.layers)
         formats = {mtp_format(name) for name in opened.dense_formats}
@@ -94,7 +99,9 @@ def _mtp_bytes(opened: Opened, options: Options) -> int:
     if not opened.mtp:
         return 0
     cache = kv_cache_bytes(opened.config, opened.context, 1, options.kv)
-    return cache + dense_bytes(opened.source, opened.config, opened.dense_format, head=True)
+    return options.parallel * cache + dense_bytes(
+        opened.source, opened.config, opened.dense_format, head=True
+    )
 
 
 def plan_for(opened: Opened, options: Options, say: Say, helpers: int = 0) -> MemoryPlan:
@@ -121,10 +128,12 @@ def plan_for(opened: Opened, options: Options, say: Say, helpers: int = 0) -> Me
             None if options.ram_gb is None else int(options.ram_gb * 2**30),
             base_bytes=held,
             dense_bytes=dense_bytes(opened.source, config, opened.dense_format),
-            kv_bytes=kv_cache_bytes(
+            kv_bytes=options.parallel
+            * kv_cache_bytes(
                 config, opened.context, kv_format=options.kv, kept=1 + options.draft_rows
             ),
-            scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows) + helpers,
+            scratch_bytes=_scratch_bytes(opened, rows, options.draft_rows, options.parallel)
+            + helpers,
             loader_bytes=loader_bytes(opened.source, config),
             slot_bytes=opened.records.record_layout.nbytes,
             n_moe_layers=len(config.moe_layers),

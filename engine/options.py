@@ -29,7 +29,8 @@ class Options:
     pay. ngram: draft what followed where the text's end stood before; corpus: where it stands in
     the texts of this directory; draft_model: what the small model of this directory says, for as
     long as it gives it p_min; mtp: what the model's own head says, where it has one; None: and its
-    memory can be had. guard: switch drafts off that are mostly wrong.
+    memory can be had. guard: switch drafts off that are mostly wrong. parallel: texts at once, each
+    with a KV cache of its own.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -62,6 +63,7 @@ class Options:
     p_min: float = DEFAULT_P_MIN
     guard: bool = True
     mtp: bool | None = None
+    parallel: int = 1
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -72,10 +74,13 @@ class Options:
             ("prefill_chunk", 1),
             ("longest_prompt", 1),
             ("disk_bps", 1),
+            ("parallel", 1),
         ):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise BadRequest(f"{name} is {value!r}; it must be a whole number from {least} on")
+        if self.parallel > 1 and self.trace is not None:
+            raise BadRequest("a trace is of one text at a time: parallel must be 1 with it")
         for name in ("draft_rows", "span", "draft"):
             value = getattr(self, name)
             if value is None and name == "draft":

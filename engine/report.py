@@ -20,6 +20,7 @@ REPORT_KEYS = (
     "text",
     "token_ids",
     "prompt_tokens",
+    "reused_tokens",
     "tokens",
     "sampled",
     "forwards",
@@ -106,6 +107,7 @@ def report_json(
         "text": text,
         "token_ids": [int(token) for token in token_ids],
         "prompt_tokens": stats.prompt_tokens,
+        "reused_tokens": stats.reused_tokens,
         "tokens": stats.tokens,
         "sampled": stats.sampled,
         "forwards": decode.forwards,
@@ -164,6 +166,7 @@ def report_lines(stats: RunStats, facts: ModelFacts) -> list[str]:
         (
             f"forwards  {decode.forwards}, {stats.tokens_per_forward:.2f} tokens/forward; prefill "
             f"{stats.prefill.rows} rows in {stats.prefill.seconds:.2f} s{_prefill_experts(stats)}"
+            + (f", {stats.reused_tokens} more were known" if stats.reused_tokens else "")
         ),
     ]
     if decode.hit_rate is not None:

@@ -52,12 +52,12 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
     from diskmoe.engine.api import Model, prepare  # after the cheap refusals: it imports Numba
     from diskmoe.engine.drafting import grammar_of
 
-    options = replace(options_from(values), usage=_usage_folder(values, say))
+    options = replace(options_from(values), usage=usage_folder(values, say))
     prepared = prepare(path, options, say)
     try:
         for note in prepared.text.notes:
             say(f"note      {note}")
-        sampling, values = _sampling(values, prepared.text.sampling_defaults, say)
+        sampling, values = sampling_from(values, prepared.text.sampling_defaults, say)
         if isinstance(prompt, str):
             prompt = prepared.text.encode_prompt(
                 prompt, chat=values["CHAT"].value, system=values["SYSTEM"].value
@@ -75,14 +75,14 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
         prepared.close()
         raise
     with Model.finish(prepared, say) as model:
-        values = _as_decided(values, model)
+        values = as_decided(values, model)
         result = model.generate(
             prompt,
             sampling=sampling,
             limit=values["NGEN"].value,
-            stop=_stop_strings(values),
+            stop=stop_strings(values),
             ignore_eos=values["IGNORE_EOS"].value,
-            on_prefill=_prefill_progress(say),
+            on_prefill=prefill_progress(say),
             grammar=grammar,
         )
         interrupted = not _stream(result, None if values["JSON"].value else write)
@@ -121,7 +121,7 @@ def _finish(model: Any, result: Any, values: Mapping[str, Value], say: Say, writ
             say(line)
 
 
-def _as_decided(values: Mapping[str, Value], model: Any) -> dict[str, Value]:
+def as_decided(values: Mapping[str, Value], model: Any) -> dict[str, Value]:
     """The settings with what was decided for those that nobody gave."""
     decided = {
         "CTX": model.opened.context,
@@ -197,7 +197,7 @@ def options_from(values: Mapping[str, Value]) -> Any:
     )
 
 
-def _usage_folder(values: Mapping[str, Value], say: Say) -> Path | None:
+def usage_folder(values: Mapping[str, Value], say: Say) -> Path | None:
     """Where runs are learned from; of benchmarks nothing is, so ``options_from`` has it not."""
     if not values["USAGE"].value:
         return None
@@ -262,10 +262,11 @@ def model_path(values: Mapping[str, Value], say: Say) -> Path:
     )
 
 
-def _sampling(
-    values: Mapping[str, Value], defaults: Mapping[str, Any], say: Say
+def sampling_from(
+    values: Mapping[str, Value], defaults: Mapping[str, Any], say: Say, draw_seed: bool = True
 ) -> tuple[Any, dict[str, Value]]:
-    """How to sample, and the settings with what the model or we decided."""
+    """How to sample, and the settings with what the model or we decided; without `draw_seed` each
+    answer draws one of its own, where none was given."""
     from diskmoe.engine.sampling import Sampling
 
     filled = dict(values)
@@ -275,7 +276,7 @@ def _sampling(
     if filled["TEMP"].value is None:
         filled["TEMP"] = Value(0.0, "auto")
     greedy = filled["TEMP"].value == 0
-    if filled["SEED"].value is None and not greedy:
+    if filled["SEED"].value is None and not greedy and draw_seed:
         filled["SEED"] = Value(secrets.randbits(32), "auto")  # drawn here so that it can be told
     chosen = {
         key: filled[name].value for name, key in _SAMPLING_NAMES if filled[name].value is not None
@@ -293,12 +294,12 @@ def _sampling(
     return sampling, filled
 
 
-def _stop_strings(values: Mapping[str, Value]) -> tuple[str, ...]:
+def stop_strings(values: Mapping[str, Value]) -> tuple[str, ...]:
     text = values["STOP"].value
     return (text.replace("\\n", "\n").replace("\\t", "\t"),) if text else ()
 
 
-def _prefill_progress(say: Say) -> Callable[[int, int], None]:
+def prefill_progress(say: Say) -> Callable[[int, int], None]:
     """A line per chunk at most every two seconds, with the time still to go; one at the end."""
     started = time.perf_counter()
     last = started

@@ -114,6 +114,7 @@ class RunStats:
     """One run: a prompt, its prefill, its decode."""
 
     prompt_tokens: int = 0
+    reused_tokens: int = 0  # of these, whose keys and values an earlier text has left
     tokens: int = 0
     sampled: int = 0  # of the tokens, those that no draft had right
     ttft_seconds: float = 0.0

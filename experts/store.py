@@ -54,6 +54,10 @@ class StoreCounters:
         each = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return StoreCounters(**each)
 
+    def __sub__(self, other: "StoreCounters") -> "StoreCounters":
+        each = {f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)}
+        return StoreCounters(**each)
+
 
 class ExpertStore:
     """Slots of expert records, per layer, filled from `source` on demand.

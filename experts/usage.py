@@ -82,15 +82,15 @@ class UsageHistory:
         if phase != DECODE or layer not in self.counts:
             return
         if layer in self._latest:
-            self.accepted(len(self._latest[layer]))
+            self.accepted(range(len(self._latest[layer])))
         self._latest[layer] = ids.copy()
 
-    def accepted(self, rows: int) -> None:
-        """Of the latest forward the first `rows` were accepted; the others are forgotten."""
+    def accepted(self, rows: Sequence[int]) -> None:
+        """Of the latest forward these rows were accepted; the others are forgotten."""
         for layer, ids in self._latest.items():
-            kept = ids[:rows].ravel()
+            kept = ids[np.asarray(rows, np.intp)].ravel()
             self._fresh[layer] += np.bincount(kept, minlength=self._n_experts)
-        self._fresh_tokens += rows if self._latest else 0
+        self._fresh_tokens += len(rows) if self._latest else 0
         self._latest = {}
 
     def most_used(self, n: int, most_per_layer: Mapping[int, int]) -> dict[int, list[int]]:
@@ -111,7 +111,7 @@ class UsageHistory:
     def save(self) -> None:
         """Add this run to what the file has by now; a line is said when that cannot be written."""
         if self._latest:
-            self.accepted(len(next(iter(self._latest.values()))))
+            self.accepted(range(len(next(iter(self._latest.values())))))
         if not self._fresh_tokens:
             return
         tokens, counts = self._read(lambda line: None)  # another process may have written since

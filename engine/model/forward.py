@@ -8,7 +8,8 @@ threads, or on which experts were in memory (row invariance); so a verify of dra
 chunks and plain decoding all tell the same story, to the bit.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
+from copy import copy
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -40,7 +41,8 @@ PROGRAM_BYTES = 10 << 10  # of a layer for one number of rows; 9.2 KiB were meas
 
 
 class _Layer(NamedTuple):
-    """The programs of a layer for a chunk: all of a dense one, or what is before the experts."""
+    """The programs of a layer for a chunk: all of a dense one, or what is before the experts; or
+    only the attention of these."""
 
     first: Program
     last: Program | None  # after the experts
@@ -85,6 +87,11 @@ class Transformer:
         self.programs_made = 0  # so far: a forward that makes some takes longer than the next will
 
     @property
+    def layers(self) -> Sequence[LayerWeights]:
+        """The model's own, first to last."""
+        return self._layers
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the head: ids are below it; the tokenizer may have fewer."""
         return self.config.vocab
@@ -92,7 +99,7 @@ class Transformer:
     @property
     def counters(self) -> StoreCounters:
         """What the hot store did so far, and those of lent layers."""
-        total = self._store.counters
+        total = copy(self._store.counters)
         for each in self._lent.values():
             total = total + each.counters
         return total
@@ -108,8 +115,12 @@ class Transformer:
         row that wants them, over all layers. (What guesses read ahead is among them.)"""
         return self._feed_forward.row_misses
 
-    def accepted(self, rows: int) -> None:
-        """Tell the hot store that of the latest forward's rows only the first `rows` were right."""
+    def begin_rows(self, n: int, certain: int = 1) -> None:
+        """A decode forward of n rows begins, of which the first `certain` are of no draft."""
+        self._feed_forward.begin_rows(n, certain)
+
+    def accepted(self, rows: Container[int]) -> None:
+        """Tell the hot store that of the latest forward's rows only these were of use."""
         self._feed_forward.accepted(rows)
 
     @property
@@ -122,11 +133,12 @@ class Transformer:
         ids: npt.ArrayLike,
         rows: Wanted = "last",
         on_layer: Callable[[int, int], None] | None = None,
+        kv: KvCache | None = None,
     ) -> Floats:
         """Append the tokens to the cache and return logits of the last row, of all, or of none.
 
         ids (n,) -> f32 (1 | n | 0, vocab), an array of the caller's own. Where n is 0 nothing
-        happens. Rows of which no logits are wanted are a prompt's: most of their experts pass
+        happens. kv: another cache than the model's own. Rows of which no logits are wanted are a prompt's: most of their experts pass
         through the hot store and leave it as it is. Raises BadRequest for an id outside the
         vocabulary or when n rows do not fit the cache, ReadFailed when an expert cannot be read;
         the cache is then as it was before. ``on_layer(done, layers)`` is called after each layer.
@@ -136,21 +148,25 @@ class Transformer:
         if n == 0:
             self._hidden = self._hidden[:0]
             return np.zeros((0, self.config.vocab), np.float32)
-        self.kv.begin(n)
+        kv = self.kv if kv is None else kv
+        kv.begin(n)
         if rows != "none":
-            self._feed_forward.begin_rows(n)
+            self.begin_rows(n)
         x = self._scratch.take("forward.x", n, self.config.hidden)
         self._embed(tokens, x)
         for index, layer in enumerate(self._layers):
-            self.run_layer(layer, x, self.kv, index, rows == "none")
+            self.run_layer(layer, x, kv, index, rows == "none")
             if on_layer is not None:
                 on_layer(index + 1, len(self._layers))
-        hidden = self._scratch.take("forward.hidden", n, self.config.hidden)
-        self._hidden = rms_norm(x, self._final_norm, self.config.norm_epsilon, hidden)
-        wanted = {"last": hidden[-1:], "all": hidden, "none": hidden[:0]}[rows]
-        logits = self.head(wanted)
-        self.kv.advance(n)
+        logits = self.head(wanted_rows(self.normed(x), rows))
+        kv.advance(n, tokens.tolist())
         return logits
+
+    def normed(self, x: Floats) -> Floats:
+        """x (n, hidden) after the final norm, which is ``hidden`` from then on."""
+        out = self._scratch.take("forward.hidden", len(x), self.config.hidden)
+        self._hidden = rms_norm(x, self._final_norm, self.config.norm_epsilon, out)
+        return self._hidden
 
     def run_layer(
         self, layer: LayerWeights, x: Floats, kv: KvCache, kv_layer: int, prompt: bool = False
@@ -160,19 +176,30 @@ class Transformer:
         The rows stand at positions kv.length and on; their keys and values are written, and
         ``kv.length`` is left to the caller (``kv.advance``).
         """
-        n = len(x)
-        address = address_of_array(x)
-        if self._moves != self._scratch.moves:
-            self._forget()
-        programs = self._programs.get(n)
-        layer_programs = programs.get((id(layer), address, id(kv), kv_layer)) if programs else None
-        if layer_programs is None:
-            layer_programs = self._make(layer, n, Rows(address, x.strides[0]), kv, kv_layer)
+        made = self._programs_of(layer, x, kv, kv_layer)
         self._attention.start[0] = kv.length
-        self._workers.run(layer_programs.first)
-        if layer_programs.last is not None:
+        self._workers.run(made.first)
+        self._run_experts(layer, len(x), made.last, prompt)
+
+    def attend(self, layer: LayerWeights, x: Floats, kv: KvCache, kv_layer: int, lane: int) -> None:
+        """The first half of ``run_layer``: x (n, hidden) goes through the layer's attention.
+
+        lane: which of the texts that share a forward this is.
+        """
+        made = self._programs_of(layer, x, kv, kv_layer, lane, feeds=False)
+        self._attention.start[0] = kv.length
+        self._workers.run(made.first)
+
+    def feed(self, layer: LayerWeights, x: Floats) -> None:
+        """The second half: x (n, hidden), rows of any texts, goes through the layer's feed-forward."""
+        made = self._programs_of(layer, x)
+        self._workers.run(made.first)
+        self._run_experts(layer, len(x), made.last, False)
+
+    def _run_experts(self, layer: LayerWeights, n: int, last: Program | None, prompt: bool) -> None:
+        if last is not None:
             self._feed_forward_of(layer).run_experts(layer.layer, n, prompt)
-            self._workers.run(layer_programs.last)
+            self._workers.run(last)
 
     def lend(self, layer: LayerWeights, store: ExpertStore) -> None:
         """A layer beside the model's own, for ``run_layer``; its experts come from this store."""
@@ -181,37 +208,77 @@ class Transformer:
     def _feed_forward_of(self, layer: LayerWeights) -> FeedForward:
         return self._lent.get(layer.layer, self._feed_forward)
 
-    def _make(self, layer: LayerWeights, n: int, x: Rows, kv: KvCache, kv_layer: int) -> _Layer:
-        """The programs of a layer for n rows; they are made again when the scratch moves."""
+    def _programs_of(
+        self,
+        layer: LayerWeights,
+        x: Floats,
+        kv: KvCache | None = None,
+        kv_layer: int = 0,
+        lane: int = 0,
+        feeds: bool = True,
+    ) -> _Layer:
+        """The programs of a layer for rows at x; without a cache no attention, without `feeds` no
+        feed-forward."""
+        if self._moves != self._scratch.moves:
+            self._forget()
+        n, key = len(x), (id(layer), address_of_array(x), id(kv), kv_layer, feeds)
+        made = self._programs.get(n, {}).get(key)
+        if made is None:
+            rows = Rows(address_of_array(x), x.strides[0])
+            made = self._make(layer, n, rows, kv, kv_layer, lane, feeds)
+            if n not in self._programs and len(self._programs) >= _KEPT_CHUNKS:
+                oldest = next(iter(self._programs))
+                del self._programs[oldest]
+                for each in (self._feed_forward, *self._lent.values()):
+                    each.forget(oldest)
+            self._programs.setdefault(n, {})[key] = made
+        return made
+
+    def _make(
+        self,
+        layer: LayerWeights,
+        n: int,
+        x: Rows,
+        kv: KvCache | None,
+        kv_layer: int,
+        lane: int,
+        feeds: bool,
+    ) -> _Layer:
+        """They are made again when the scratch moves."""
         while True:
             self._moves = self._scratch.moves
-            first, last = RowBuilder(n, self._scratch), RowBuilder(n, self._scratch)
-            epsilon, feed_forward = self.config.norm_epsilon, self._feed_forward_of(layer)
-            normed = first.normed("layer.normed", x, layer.attention_norm, epsilon)
-            if isinstance(layer.attention, DeltaWeights):
-                self._delta.add(first, normed, layer.attention, kv, kv_layer, x)
-            else:
-                self._attention.add(first, normed, layer.attention, kv, kv_layer, x)
-            normed = first.normed("layer.normed", x, layer.ffn_norm, epsilon)
-            feed_forward.add(first, normed, layer, x)
-            if self._ahead is not None and id(layer) in self._next:
-                self._ahead.add(first, x, self._next[id(layer)])
+            first, last = RowBuilder(n, self._scratch, lane), RowBuilder(n, self._scratch)
             finish = None
-            if layer.dense is None:
-                finish = feed_forward.finish(last, normed, layer, x)
+            if kv is not None:
+                self._add_attention(first, layer, x, kv, kv_layer)
+            if feeds:
+                finish = self._add_feed_forward(first, last, layer, x)
             if self._moves == self._scratch.moves:
                 break
             self._forget()
         self.programs_made += 1
         first.keep(layer, kv)  # what the key names stays alive, so no other thing gets its id
-        made = _Layer(first.program(), finish)
-        if n not in self._programs and len(self._programs) >= _KEPT_CHUNKS:
-            oldest = next(iter(self._programs))
-            del self._programs[oldest]
-            for each in (self._feed_forward, *self._lent.values()):
-                each.forget(oldest)
-        self._programs.setdefault(n, {})[id(layer), x.address, id(kv), kv_layer] = made
-        return made
+        return _Layer(first.program(), finish)
+
+    def _add_attention(
+        self, first: RowBuilder, layer: LayerWeights, x: Rows, kv: KvCache, kv_layer: int
+    ) -> None:
+        normed = first.normed("layer.normed", x, layer.attention_norm, self.config.norm_epsilon)
+        if isinstance(layer.attention, DeltaWeights):
+            self._delta.add(first, normed, layer.attention, kv, kv_layer, x)
+        else:
+            self._attention.add(first, normed, layer.attention, kv, kv_layer, x)
+
+    def _add_feed_forward(
+        self, first: RowBuilder, last: RowBuilder, layer: LayerWeights, x: Rows
+    ) -> Program | None:
+        """Returns the program after the experts, where the layer has some."""
+        feed_forward = self._feed_forward_of(layer)
+        normed = first.normed("layer.normed", x, layer.ffn_norm, self.config.norm_epsilon)
+        feed_forward.add(first, normed, layer, x)
+        if self._ahead is not None and id(layer) in self._next:
+            self._ahead.add(first, x, self._next[id(layer)])
+        return None if layer.dense is not None else feed_forward.finish(last, normed, layer, x)
 
     def _forget(self) -> None:
         self._programs.clear()
@@ -266,6 +333,10 @@ class Transformer:
             wrong = low if low < 0 else high
             raise BadRequest(f"token id {wrong} is outside the vocabulary of {self.config.vocab}")
         return tokens.astype(np.int32)
+
+
+def wanted_rows(hidden: Floats, rows: Wanted) -> Floats:
+    return {"last": hidden[-1:], "all": hidden, "none": hidden[:0]}[rows]
 
 
 def scratch_bytes(

@@ -85,7 +85,8 @@ def add_choice_of_keys(
 
 def index_lists(builder: RowBuilder, config: ModelConfig) -> Rows:
     """i32 (n, top), of the last layer that chose."""
-    return rows_of(builder.scratch.take("index.lists", builder.n, _shape(config).top))
+    name = f"index.lists {builder.lane}"
+    return rows_of(builder.scratch.take(name, builder.n, _shape(config).top))
 
 
 def index_scratch_bytes(config: ModelConfig, n: int, positions: int) -> int:

@@ -11,6 +11,8 @@ Layers with a delta rule have states instead of keys and values; with these a fo
     keys, values = cache.parts(3)            # where the kernels find a layer
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -66,6 +68,7 @@ class KvCache:
             dims = config.indexer.dims
             self._index_keys = _Positions(len(choosing), 1, capacity, dims, kv_format)
         self._length = 0
+        self.tokens: list[int] = []  # of the positions, as far as they were told
 
     @property
     def length(self) -> int:
@@ -126,9 +129,11 @@ class KvCache:
                 )
             self.states.begin_again()
 
-    def advance(self, n: int) -> None:
-        """Count the ``n`` rows written above ``length`` as whole."""
+    def advance(self, n: int, tokens: Sequence[int] = ()) -> None:
+        """Count the ``n`` rows written above ``length`` as whole; they are of these tokens."""
         self.check_room(n)
+        if len(self.tokens) == self._length:
+            self.tokens += tokens
         self._length += n
 
     def can_trim(self, length: int) -> bool:
@@ -146,6 +151,14 @@ class KvCache:
         if length == 0 and self.states is not None:
             self.states.begin_again()
         self._length = length
+        del self.tokens[length:]
+
+    def reusable(self, ids: Sequence[int]) -> int:
+        """How many of the positions a text of these tokens can go on from; its last token, whose
+        row is yet to be computed, is not of them."""
+        most = min(len(ids) - 1, len(self.tokens))
+        same = next((i for i in range(most) if ids[i] != self.tokens[i]), most)
+        return same if self.can_trim(same) else 0
 
 
 def kv_cache_bytes(

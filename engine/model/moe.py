@@ -5,7 +5,7 @@ it (the batch union), and what arrives when never shows in the result: every sel
 into a place of its own, and a row adds its selections in the order of its own choices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import closing
 
 import numpy as np
@@ -87,7 +87,8 @@ class FeedForward:
         self._prefetch = prefetch
         # of the latest decode forward: experts that were missing, by the first row that wants them
         self.row_misses: list[int] = []
-        self._drafted: list[tuple[int, int, int]] = []  # row, layer, expert: missing, behind row 0
+        self._certain = 1  # of its rows, the first so many are of no draft
+        self._drafted: list[tuple[int, int, int]] = []  # row, layer, expert: missing, for drafts
 
     @property
     def counters(self) -> StoreCounters:
@@ -101,16 +102,17 @@ class FeedForward:
         else:
             self._routed.pop(n, None)
 
-    def begin_rows(self, n: int) -> None:
-        """A decode forward of n rows begins. All but the first are of drafts, so are in doubt."""
-        self.row_misses, self._drafted = [0] * n, []
+    def begin_rows(self, n: int, certain: int = 1) -> None:
+        """A decode forward of n rows begins. All but the first `certain` are of drafts, so are in
+        doubt."""
+        self.row_misses, self._certain, self._drafted = [0] * n, certain, []
 
-    def accepted(self, rows: int) -> None:
-        """Of the latest decode forward only the first `rows` were of use: what was read for the
-        others alone is the first that the hot store gives up."""
+    def accepted(self, rows: Container[int]) -> None:
+        """Of the latest decode forward only these rows were of use: what was read for the others
+        alone is the first that the hot store gives up."""
         drafted, self._drafted = self._drafted, []
         for row, layer, expert in drafted:
-            if row >= rows:
+            if row not in rows:
                 self._store.cool(layer, [expert])
 
     def add(self, builder: RowBuilder, x: Rows, weights: LayerWeights, y: Rows) -> None:
@@ -180,9 +182,9 @@ class FeedForward:
         for expert in self._store.missing(layer, first):
             row = first[expert]
             self.row_misses[row] += 1
-            if row:
+            if row >= self._certain:
                 self._drafted.append((row, layer, expert))
-        return frozenset(expert for expert, row in first.items() if row)
+        return frozenset(expert for expert, row in first.items() if row >= self._certain)
 
     def _look_ahead(self, ahead: LookAhead, layer: int, ids: Ints) -> None:
         ahead.judge(layer, ids)

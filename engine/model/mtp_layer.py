@@ -8,7 +8,10 @@ row's bits depend on its token, its state and the rows before it only, as everyw
     z = layer.project([7, 9], states)
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -117,6 +120,12 @@ class MtpLayer:
 
     def logits(self, state: Floats) -> Floats:
         return self._transformer.head(state[None])[0]
+
+    def for_another_text(self, kv: KvCache) -> MtpLayer:
+        """The same layer, by the same weights, store and working memory, with a cache of its own."""
+        other = copy(self)
+        other.kv = kv
+        return other
 
     def close(self) -> None:
         """Ends the store's threads and gives its memory back."""

@@ -19,12 +19,17 @@ def padded(width: int) -> int:
 
 
 class RowBuilder(Builder):
-    """A program for ``n`` rows."""
+    """A program for ``n`` rows.
 
-    def __init__(self, n: int, scratch: Scratch) -> None:
+    lane: which of the texts that share forwards they are of. Working arrays are used anew by each
+    layer and each text, but for those that one layer leaves to the next.
+    """
+
+    def __init__(self, n: int, scratch: Scratch, lane: int = 0) -> None:
         super().__init__()
         self.n = n
         self.scratch = scratch
+        self.lane = lane
 
     def rows(self, name: str, width: int, n: int | None = None) -> Rows:
         """Working rows of at least ``width`` f32."""

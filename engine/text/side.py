@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.sampling import Sampling
 from diskmoe.engine.text.files import one_line, read_json_object
-from diskmoe.engine.text.session import prepare_prompt
+from diskmoe.engine.text.session import chat_ids, prepare_prompt
 from diskmoe.engine.text.stops import collect_stop_ids, turn_ends
 from diskmoe.engine.text.template import ChatTemplate
 from diskmoe.engine.text.tokenizer import TextTokenizer, load_tokenizer
@@ -99,6 +99,19 @@ class TextSide:
         ids, how = prepare_prompt(prompt, mode, self.tokenizer, self.template, system)
         in_chat = mode == "chat" or (mode == "auto" and self.template is not None)
         return Prompt(tuple(ids), how, in_chat)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
+        """The token ids of a conversation that the model is to go on with; options: the template's
+        own, such as tools or enable_thinking.
+
+        Raises:
+            BadRequest: no tokenizer or no chat template; messages that the template refuses.
+        """
+        if self.tokenizer is None or self.template is None:
+            what = "tokenizer.json" if self.tokenizer is None else "chat template"
+            raise BadRequest(f"{self.path} has no {what}: it cannot be chatted with")
+        ids = chat_ids(messages, self.tokenizer, self.template, **options)
+        return Prompt(tuple(ids), f"chat template ({self.template.source})", in_chat=True)
 
     @property
     def unread(self) -> str:

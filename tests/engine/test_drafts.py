@@ -1,6 +1,7 @@
 """Drafts on real forwards: whatever a grammar says, the ids are those of plain decoding."""
 
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -87,6 +88,10 @@ def ids_of(
 SAMPLINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)]
 
 
+def _tell(history: UsageHistory, rows: int) -> None:
+    history.accepted(range(rows))
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 def test_ids_are_the_same_with_every_grammar(model: Transformer, sampling: Sampling) -> None:
     random = Random(1)
@@ -150,10 +155,16 @@ def test_usage_is_learned_of_the_rows_that_plain_decoding_has(
         layers = model.config.moe_layers
         history = UsageHistory(tmp_path, "f" * 32, layers, model.config.experts, pytest.fail)
         model.record_with(history.record)
-        ids_of(model, prompt, Sampling(), grammar, on_verified=history.accepted)
+        ids_of(
+            model,
+            prompt,
+            Sampling(),
+            grammar,
+            on_verified=partial(_tell, history),
+        )
         model.record_with(None)
         history.record(layers[0], np.zeros((1, 3), np.int32), DECODE)  # the last forward counts
-        history.accepted(0)
+        history.accepted([])
         history.save()
         counts.append(UsageHistory(tmp_path, "f" * 32, layers, model.config.experts, print).counts)
         (tmp_path / ("f" * 32 + ".json")).unlink()

@@ -59,7 +59,7 @@ def test_prompts_and_layers_of_other_models_do_not_count(tmp_path: Path) -> None
 def test_rejected_rows_teach_nothing(tmp_path: Path) -> None:
     history = opened(tmp_path)
     learn(history, [[0, 1], [2, 3]])
-    history.accepted(1)
+    history.accepted([0])
     learn(history, [[0, 2]])
     history.save()
     assert kept(tmp_path) == [2, 1, 1, 0]
