@@ -53,6 +53,15 @@ def arm_settings(text: str, flag: str) -> dict[str, str]:
     return found
 
 
+def names_given(text: str) -> dict[str, str]:
+    """The same of an arm that is a record: whatever version of diskmoe it is from."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = [text]
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
 def rungs_of(text: str) -> list[dict[str, str]]:
     """``"CAP=4,8,16"`` as one set of settings for each rung; no text is one rung of none."""
     if not text:

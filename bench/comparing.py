@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from typing import Any, Literal
 
-from diskmoe.bench.arms import arm_settings
+from diskmoe.bench.arms import names_given
 from diskmoe.bench.machine import BUSY
 from diskmoe.bench.ratios import LEVEL, Ratio, median_interval, paired_ratio
 from diskmoe.bench.results import Acceptance, Experiment, Figures, Results, Run
@@ -199,7 +199,7 @@ def _warnings_of_settings(
 ) -> Iterator[str]:
     """Of two arms of this program: whether they differ in what was asked for, and only in that."""
     pair = [arm for arm in experiment.arms if arm.name in (first, name)]
-    given = {arm.name: arm_settings(arm.given, arm.name) for arm in pair}
+    given = {arm.name: names_given(arm.given) for arm in pair}
     asked = {
         key
         for key in {*given[first], *given[name]}

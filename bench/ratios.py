@@ -16,8 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
 LEVEL = 0.99  # so that two arms that are the same differ in one comparison of a hundred
 SET_ASIDE = 0.2  # of the pairs, at either end
@@ -33,7 +35,7 @@ class Ratio:
     interval: tuple[float, float] | None
 
 
-def paired_ratio(logs: Sequence[float]) -> Ratio:
+def paired_ratio(logs: Sequence[float] | npt.NDArray[np.float64]) -> Ratio:
     """The ratio of which these are logarithms, pair by pair; at least one."""
     found = np.sort(np.asarray(logs, np.float64))
     n = len(found)
@@ -60,6 +62,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
+@cache
 def student(freedom: int) -> float:
     """How many deviations Student's t lets through at `LEVEL`, with so many degrees of freedom.
 

@@ -322,13 +322,16 @@ def _run_in(path: Path, experiment: Experiment) -> Run:
 
 
 def _misplaced(run: Run, experiment: Experiment) -> str:
-    """What of a run is not in its experiment; empty when all of it is."""
+    """What of a run cannot be one of this experiment; empty when all can."""
     if run.arm not in [arm.name for arm in experiment.arms]:
         return f"arm {run.arm[:60]!r} is none of {EXPERIMENT_FILE}'s"
-    if not 0 <= run.rung < len(experiment.rungs):
+    if run.rung >= len(experiment.rungs):
         return f"rung {run.rung} of {len(experiment.rungs)} in {EXPERIMENT_FILE}"
-    if not 0 <= run.prompt < len(experiment.prompts):
+    if run.prompt >= len(experiment.prompts):
         return f"prompt {run.prompt} of {len(experiment.prompts)} in {EXPERIMENT_FILE}"
+    for name, found in run.figures.acceptance.items():
+        if found.accepted > found.judged:
+            return f"figures.acceptance.{name[:40]}: {found.accepted} of {found.judged} accepted"
     return ""
 
 

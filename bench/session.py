@@ -240,8 +240,8 @@ def refuse_another(folder: Path, earlier: Experiment, now: Experiment) -> None:
             "command": experiment.kind,
             "model": (experiment.model, experiment.model_id[:8]),
             "prompts": [(prompt.name, prompt.text) for prompt in experiment.prompts],
-            "arms": [f"--{arm.name} '{arm.given}'" for arm in experiment.arms],
-            "rungs": list(experiment.rungs),
+            "arms": " ".join(f'--{arm.name} "{arm.given}"' for arm in experiment.arms),
+            "rungs": " ".join(experiment.rungs) or "of none",
             "settings": dict(sorted(experiment.settings.items())),
             "page cache": experiment.cache,
             "limits": experiment.limits,
@@ -253,11 +253,11 @@ def refuse_another(folder: Path, earlier: Experiment, now: Experiment) -> None:
     theirs, ours = of(earlier), of(now)
     for name, before in theirs.items():
         if before != ours[name]:
-            told = [_short(before), _short(ours[name])]
-            values = "other ones" if told[0] == told[1] else f"{told[0]}, not {told[1]}"
+            told = _short(before, ours[name]), _short(ours[name], before)
+            values = "that are others" if told[0] == told[1] else f"{told[0]}, not {told[1]}"
             raise BadRequest(
-                f"--out {folder} has runs with another {name} ({values}): give the same as then, or "
-                "another directory"
+                f"--out {folder} has runs with {name} {values}: give the same as then, or another "
+                "directory"
             )
     if now.repeat < earlier.repeat:
         raise BadRequest(
@@ -266,7 +266,11 @@ def refuse_another(folder: Path, earlier: Experiment, now: Experiment) -> None:
         )
 
 
-def _short(value: object) -> str:
+def _short(value: object, other: object) -> str:
+    """A value, or what of it is not in another."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        differing = [f"{k}={v}" for k, v in value.items() if other.get(k, value) != v]
+        value = " ".join(differing) or "that are fewer"
     text = str(value)
     return text if len(text) <= 80 else text[:77] + "..."
 

@@ -1,56 +1,16 @@
 """The schema of results: what is written is read again, and what is wrong is named."""
 
 import json
-import types
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import jsonschema
 import pytest
+from tiny_results import example, experiment, figures, run
 
 from diskmoe.bench import results, schema
-from diskmoe.bench.results import Arm, BadResults, Experiment, Prompt, Results, Run
-
-
-def example(kind: Any, full: bool) -> Any:
-    """A value of a type: everything there, or nothing that need not be."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return example(parts[0], full)
-    if kind is Any:
-        return {"any": ["thing", 1]} if full else None
-    if origin in (Union, types.UnionType):
-        (one,) = [part for part in parts if part is not type(None)]
-        return example(one, full) if full else None
-    if origin is Literal:
-        return parts[-1]
-    if is_dataclass(kind):
-        hints = get_type_hints(kind, include_extras=True)
-        made = {field.name: example(hints[field.name], full) for field in fields(kind)}
-        if "version" in made:
-            made["version"] = results.VERSION
-        return kind(**made)  # type: ignore[operator]
-    if origin is tuple:
-        return (example(parts[0], full),) if full else ()
-    if origin is not None:
-        return {"näme": example(parts[1], full)} if full else {}
-    return {int: 7, float: 0.25, str: "täxt", bool: True}[kind]
-
-
-def experiment(**changes: Any) -> Experiment:
-    made = replace(
-        example(Experiment, full=True),
-        arms=(Arm("a", "diskmoe", ""), Arm("b", "diskmoe", "CAP=4")),
-        prompts=(Prompt("one", "1", 0.5), Prompt("two", "2", None)),
-        rungs=("CAP=4", "CAP=8"),
-    )
-    return replace(made, **changes)
-
-
-def run(**changes: Any) -> Run:
-    made = replace(example(Run, full=True), arm="a", rung=0, prompt=0, repeat=0, order=0)
-    return replace(made, **changes)
+from diskmoe.bench.results import Acceptance, Arm, BadResults, Experiment, Prompt, Results, Run
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -131,6 +91,10 @@ def test_a_directory_has_its_runs_in_the_order_they_were_made(tmp_path: Path) ->
         ({"rung": 2}, "rung 2 of 2 in bench.json"),
         ({"prompt": 2}, "prompt 2 of 2 in bench.json"),
         ({"repeat": 1}, "the run in it belongs into run-a-0-0-1.json"),
+        (
+            {"figures": figures(acceptance={"mtp": Acceptance(3, 4, ())})},
+            "figures.acceptance.mtp: 4 of 3 accepted",
+        ),
     ],
 )
 def test_a_run_that_is_none_of_the_experiments_is_refused(
