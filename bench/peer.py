@@ -215,6 +215,7 @@ def _results(
         with limits(smallest.ram_bytes, smallest.disk_bps, match.gguf) as box:
             ram_bytes = None if len(rungs) > 1 else smallest.ram_bytes
             limited = Limits(ram_bytes, smallest.disk_bps, kept_by(smallest, box))
+    machine = machine_of(match.model)
     experiment = Experiment(
         version=VERSION,
         kind="peer",
@@ -231,7 +232,7 @@ def _results(
         repeat=line.whole("--repeat", 1, 1000, 3),
         cache=cache,
         limits=limited,
-        machine=machine_of(match.model),
+        machine=replace(machine, versions={**machine.versions, THEIRS: peer.version}),
     )
     if not (place / EXPERIMENT_FILE).exists():
         return Results.create(place, experiment)

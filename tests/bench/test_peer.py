@@ -70,6 +70,7 @@ def test_both_run_on_the_same_work_in_turns_and_all_is_kept(
     assert theirs.settings["version"].value.startswith("0.5.0-dev")
     for run in calls(binary):
         assert "'-n', '5', '-p', '6'" in run and run.endswith("'--repack', '0']")
+    assert results.experiment.machine.versions["llama.cpp"].startswith("0.5.0-dev")
     assert results.experiment.limits is None and results.experiment.kind == "peer"
 
 
@@ -141,7 +142,7 @@ def test_a_match_that_was_ended_midway_goes_on(
     assert "run       2 of llama.cpp: 8.00 tok/s" in capsys.readouterr().err
     assert len({run.order for run in Results.open(out).runs}) == 6
     assert main([*words, "--tokens", "7"]) == 2
-    assert "has runs with another settings" in capsys.readouterr().err
+    assert "has runs with settings tokens=64, not tokens=7" in capsys.readouterr().err
 
 
 def test_limits_that_nobody_keeps_are_said_and_ours_are_settings(
