@@ -214,7 +214,8 @@ def _results(
     if smallest != Laptop(None, None):
         with limits(smallest.ram_bytes, smallest.disk_bps, match.gguf) as box:
             ram_bytes = None if len(rungs) > 1 else smallest.ram_bytes
-            limited = Limits(ram_bytes, smallest.disk_bps, kept_by(smallest, box))
+            how = kept_by(smallest, box) + ("; so at each rung" if len(rungs) > 1 else "")
+            limited = Limits(ram_bytes, smallest.disk_bps, how)
     machine = machine_of(match.model)
     experiment = Experiment(
         version=VERSION,
@@ -238,7 +239,7 @@ def _results(
         return Results.create(place, experiment)
     found = Results.open(place)
     refuse_another(place, found.experiment, experiment)
-    found.update(replace(found.experiment, repeat=experiment.repeat))
+    found.update(replace(found.experiment, repeat=experiment.repeat, command=experiment.command))
     return found
 
 
