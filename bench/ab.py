@@ -97,7 +97,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
 def _tell(results: Results, line: Words) -> None:
     comparisons = compare(results)
     if line.values["JSON"].value:
-        print(json.dumps(as_json(comparisons), ensure_ascii=False, allow_nan=False), flush=True)
+        print(json.dumps(as_json(comparisons), allow_nan=False), flush=True)
     elif "--markdown" in line.flags:
         print(markdown(results, comparisons), flush=True)
     else:
@@ -129,7 +129,6 @@ def _plan(line: Words, words: Sequence[str], env: Mapping[str, str], say: Say) -
     model = model_path(line.values, say)
     if not weight_files(model):
         raise BadRequest(f"{model}: no model there")
-    usage = state_dir(line.values["STATE_DIR"].value) / "usage"
     return Plan(
         model=model,
         suite=suite,
@@ -140,9 +139,17 @@ def _plan(line: Words, words: Sequence[str], env: Mapping[str, str], say: Say) -
         repeat=line.whole("--repeat", 1, 1000, 5),
         cache=_CACHES[line.one_of("--cache", tuple(_CACHES), "drop")],
         laptop=laptop,
-        usage=usage,
+        usage=_usage(line),
         words=("bench", "ab", *words),
     )
+
+
+def _usage(line: Words) -> Path | None:
+    """Where the user's runs are learned from; None for a user without such a place."""
+    try:
+        return state_dir(line.values["STATE_DIR"].value) / "usage"
+    except BadRequest:
+        return None
 
 
 def _prompts(line: Words) -> tuple[list[Prompt], str, dict[str, str]]:

@@ -52,7 +52,7 @@ class Comparison:
     by_prompt: Mapping[str, float]  # ratio of each prompt's own pairs
     same_ids: bool | None  # None: a program hides them
     differing: tuple[str, ...]  # prompts whose ids are not the same in all runs of the two
-    verdict: Verdict | None  # None: no pair yet
+    verdict: Verdict | None  # of the first arm as a, the other as b; None: no pair yet
     warnings: tuple[str, ...]
 
 
@@ -95,7 +95,7 @@ def _compared(
         },
         same_ids=same,
         differing=differing,
-        verdict=_verdict(ratio, same),
+        verdict=_verdict(ratio, same) if pairs else None,
         warnings=tuple(_warnings(experiment, pairs, first, name)),
     )
 
@@ -108,12 +108,10 @@ def _pairs(a: Iterable[Run], b: Iterable[Run]) -> Iterable[tuple[Run, Run]]:
             yield run, found[run.prompt, run.repeat]
 
 
-def _verdict(ratio: Ratio | None, same_ids: bool | None) -> Verdict | None:
+def _verdict(ratio: Ratio | None, same_ids: bool | None) -> Verdict:
     if same_ids is False:
         return "outputs differ"
-    if ratio is None:
-        return None
-    low, high = ratio.interval or (0.0, math.inf)
+    low, high = (ratio and ratio.interval) or (0.0, math.inf)
     if low > 1:
         return "b faster"
     return "a faster" if high < 1 else "no difference"
@@ -242,6 +240,7 @@ def _one_json(comparison: Comparison) -> dict[str, Any]:
     ratio = comparison.ratio
     return {
         "rung": comparison.rung_given,
+        "compared": [comparison.a.name, comparison.b.name],
         "arms": {arm.name: _arm_json(arm) for arm in (comparison.a, comparison.b)},
         "pairs": comparison.pairs,
         "ratio": None if ratio is None else ratio.value,

@@ -78,6 +78,10 @@ class GivenIds:
     def pick(self, logits: np.ndarray) -> int:
         return next(self._ids)
 
+    @property
+    def done(self) -> bool:
+        return False
+
 
 def token_ids(config: Mapping[str, Any], vocab: int, first: int, count: int) -> list[int]:
     """`count` ids from place `first` of a model's benchmark text on; config: its config.json."""

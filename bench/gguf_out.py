@@ -20,11 +20,15 @@ import numpy.typing as npt
 from diskmoe.bench.weights import Block
 from diskmoe.engine.errors import BadOutput
 from diskmoe.engine.model.config import ModelConfig
+from diskmoe.engine.model.rope import Yarn
 from diskmoe.experts.formats import FORMATS, round_to_bf16
 
 _TYPES = {
     "q4": gguf.GGMLQuantizationType.Q4_0,
     "q4g64": gguf.GGMLQuantizationType.Q4_0,  # two groups of 32 with one scale
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
+    "q4_1": gguf.GGMLQuantizationType.Q4_1,
+    "int4": gguf.GGMLQuantizationType.Q4_0,  # scales of 8 bits: bf16 has them, and f16
     "mxfp4": gguf.GGMLQuantizationType.MXFP4,
     "q8": gguf.GGMLQuantizationType.Q8_0,
     "bf16": gguf.GGMLQuantizationType.BF16,
@@ -49,6 +53,8 @@ def ggml_bytes(block: Block) -> npt.NDArray[np.uint8]:
         if block.format == "mxfp4":
             codes, exponents = block.codes()
             unsigned, scales = codes.reshape(quants.shape), exponents[:, :, None]
+        if block.minima is not None:
+            scales = np.concatenate([scales, block.minima[:, :, None].view(np.uint8)], axis=2)
         quants = unsigned[..., :16] | (unsigned[..., 16:] << np.uint8(4))
     return np.concatenate([scales, quants], axis=2).reshape(-1)
 
@@ -191,12 +197,13 @@ def _describe(
         writer.add_clamp_kqv(config.clip_qkv)
     if any(config.windows):
         writer.add_sliding_window(max(config.windows))
-    if config.yarn is not None:
+    yarn = config.rope_scaling
+    if isinstance(yarn, Yarn):  # the only one that a shape has
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(config.yarn.factor)
-        writer.add_rope_scaling_orig_ctx_len(config.yarn.trained)
-        writer.add_rope_scaling_yarn_beta_fast(config.yarn.fast)
-        writer.add_rope_scaling_yarn_beta_slow(config.yarn.slow)
+        writer.add_rope_scaling_factor(yarn.factor)
+        writer.add_rope_scaling_orig_ctx_len(yarn.trained)
+        writer.add_rope_scaling_yarn_beta_fast(yarn.fast)
+        writer.add_rope_scaling_yarn_beta_slow(yarn.slow)
     _add_tokenizer(writer, config.vocab)
 
 

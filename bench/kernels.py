@@ -23,7 +23,7 @@ compares with what reading the same memory takes (a loop that only adds up, meas
 each kernel; medians of short windows that the caches do not hold). GB/s counts the bytes of weights
 and scales. A kernel whose outputs differ from NumPy's is an error, and has no speed.
 
-  --formats LIST     of q4, q4g64, q8, mxfp4, fp8, bf16, f32 (default: all the engine has)
+  --formats LIST     of q4, q4g64, q4_0, q4_1, int4, q8, mxfp4, fp8, bf16, f32 (default: all)
   --batches LIST     rows at once: of 1 to 64 (default 1,2,4,8)
   --paths LIST       of the paths this processor has; default: the best one and portable
   --threads N        only so many (default: 1, and all usable cores)
@@ -87,11 +87,10 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
 
     from diskmoe.engine.cores import usable_cores  # these import Numba
     from diskmoe.engine.kernels.paths import available_paths, host_path
-    from diskmoe.engine.kernels.products import KIND
     from diskmoe.experts.formats import FORMATS
 
-    known = [name for name in ("q4", "q4g64", "q8", "mxfp4", "fp8", "bf16", "f32") if name in KIND]
-    formats = line.several("--formats", known, [name for name in known if name in FORMATS])
+    known = sorted(FORMATS, key=lambda name: FORMATS[name].weight_bits)
+    formats = line.several("--formats", known, known)
     best, reason = host_path()
     paths = line.several("--paths", available_paths(), list(dict.fromkeys((best, "portable"))))
     cores, why = usable_cores()

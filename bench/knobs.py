@@ -149,7 +149,7 @@ def _slots(now: Situation) -> Iterator[Knob]:
             continue
         best = max(speeds[slots] for slots in room)
         slots = next(slots for slots in room if speeds[slots] >= NEARLY_ALL * best)
-        gb = f"{_needed(now, slots) / 2**30 + 0.05:.1f}"
+        gb = f"{-(-10 * _needed(now, slots) // (1 << 30)) / 10:.1f}"  # rounded up
         budget = f"{now.budget_bytes / 2**30:.1f} GiB"
         has = f"{now.most_bytes / 2**30:.1f} GiB"
         yield Knob(

@@ -49,14 +49,17 @@ def model_id(place: Path) -> str:
         raise BadModel(f"{place}: cannot be read as a model ({str(error)[:200]})") from None
 
 
-def drop_from_cache(files: Sequence[Path]) -> bool:
-    """Empties the page cache of these files; False where the system has no way to. Raises OSError."""
-    if not hasattr(os, "posix_fadvise"):
-        return False
-    for path in files:
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return True
+def can_drop() -> bool:
+    """Whether this system empties the page cache of a file when it is asked to."""
+    return hasattr(os, "posix_fadvise")
+
+
+def drop_from_cache(files: Sequence[Path]) -> None:
+    """Empties the page cache of these files, where that can be. Raises OSError."""
+    if can_drop():
+        for path in files:
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def fill_cache(files: Sequence[Path]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from diskmoe.bench.svg import screen_css
+from diskmoe.bench.svg import printable, screen_css
 
 
 class Code(str):
@@ -85,13 +85,13 @@ Block = Heading | Text | Lines | Listing | Table | Pictures
 
 def markdown_of(blocks: Iterable[Block]) -> str:
     """The page as Markdown; pictures are files beside it."""
-    return "\n\n".join(filter(None, map(_markdown, blocks))) + "\n"
+    return printable("\n\n".join(filter(None, map(_markdown, blocks))) + "\n")
 
 
 def html_of(title: str, blocks: Iterable[Block]) -> str:
     """The page as HTML."""
     body = "\n".join(filter(None, map(_html, blocks)))
-    return (
+    return printable(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
@@ -114,7 +114,8 @@ def _markdown(block: Block) -> str:
             return "\n".join("- " + _md(point) for point in points)
         case Table(head, rows, names):
             rule = ["---"] * names + ["---:"] * (len(head) - names)
-            cells = [head, rule, *([_md(cell) for cell in row] for row in rows)]
+            first, *others = ([_md(cell) for cell in row] for row in (head, *rows))
+            cells = [first, rule, *others]
             return "\n".join("| " + " | ".join(row) + " |" for row in cells) if rows else ""
         case Pictures(pictures):
             return "\n".join(f"![{_md(p.title)}]({p.name}.svg)" for p in pictures)

@@ -103,7 +103,7 @@ def time_parts(runs: Sequence[Run]) -> Parts | None:
     for run in runs:
         figures = run.figures
         parts = (figures.read_wait_seconds, figures.compute_seconds, figures.decode_seconds)
-        if not figures.tokens or any(part is None or part < 0 for part in parts):
+        if not figures.tokens or any(part is None for part in parts):
             continue
         tokens += figures.tokens
         wait += parts[0] or 0.0
@@ -172,8 +172,8 @@ def _acceptance(results: Results) -> Iterator[Picture]:
     for arm in results.experiment.arms:
         runs = [run for run in results.runs if run.arm == arm.name]
         for name, found in summary(results.experiment, arm.name, runs).acceptance.items():
-            places = [(pair[0], pair[1]) for pair in found.by_position if len(pair) == 2]
-            if any(judged > 0 and 0 <= right <= judged for judged, right in places):
+            places = [(judged, right) for judged, right in found.by_position]
+            if any(judged for judged, _ in places):
                 sources[f"{arm.name}: {name}"] = places
     if sources:
         note = f"{len(results.runs)} runs, all rungs and prompts together; 95 % intervals"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.bench.memory import Crew
-from diskmoe.bench.weights import RandomWeights, writable_formats
+from diskmoe.bench.weights import WRITABLE, RandomWeights
 from diskmoe.compiled.functions import kernel
 from diskmoe.engine.errors import DiskMoeError
 from diskmoe.engine.kernels.paths import path_named
@@ -122,7 +122,7 @@ def _random_matrix(
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
     """(packed bytes, the weights they stand for)."""
     layout = matrix_layout(fmt, rows, cols)
-    if fmt in writable_formats():
+    if fmt in WRITABLE:
         block = RandomWeights(seed).block(fmt, fmt, rows, cols)
         return block.packed(layout), block.f32()
     rng = np.random.Generator(np.random.SFC64([seed, 5]))

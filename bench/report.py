@@ -116,7 +116,7 @@ def write(
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            write_whole(out / name, [text.encode("utf-8", "replace")])
+            write_whole(out / name, [text.encode()])
     except OSError as error:
         raise WriteFailed(
             f"{out}: the page cannot be written there ({error.strerror or error}); name another "

@@ -265,8 +265,8 @@ def run_name(run: Run) -> str:
 
 
 def encoded(thing: Experiment | Run) -> bytes:
-    """The JSON file of one of these."""
-    return (json.dumps(asdict(thing), ensure_ascii=False, allow_nan=False) + "\n").encode()
+    """The JSON file of one of these; in ASCII, which even words that are no Unicode come through."""
+    return (json.dumps(asdict(thing), allow_nan=False) + "\n").encode("ascii")
 
 
 def decoded(kind: type[T], content: Any, where: str) -> T:
@@ -332,6 +332,8 @@ def _misplaced(run: Run, experiment: Experiment) -> str:
     for name, found in run.figures.acceptance.items():
         if found.accepted > found.judged:
             return f"figures.acceptance.{name[:40]}: {found.accepted} of {found.judged} accepted"
+        if any(len(place) != 2 or place[1] > place[0] for place in found.by_position):
+            return f"figures.acceptance.{name[:40]}.by_position: each must be [judged, accepted]"
     return ""
 
 

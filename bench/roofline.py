@@ -384,7 +384,7 @@ def _run(model: Model, ids: Sequence[int], tokens: int) -> RunStats:
 
     if MARK in model.opened.source.config:
         return measure(model, len(ids) - 1, tokens)[0]
-    run = model.generate(list(ids), limit=tokens, ignore_eos=True)
+    run = model.generate(list(ids), limit=tokens, ignore_eos=True, reuse=False)
     for _ in run:
         pass
     return run.stats

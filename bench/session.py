@@ -17,7 +17,7 @@ from diskmoe.bench.arms import Laptop, Settings, flags_of, shown_settings
 from diskmoe.bench.laptop import Box, limits
 from diskmoe.bench.launch import ENGINE, Ended, Launcher, figures_of, rest_of
 from diskmoe.bench.machine import BUSY, machine_line, machine_of
-from diskmoe.bench.model_files import model_id, weight_files
+from diskmoe.bench.model_files import can_drop, model_id, weight_files
 from diskmoe.bench.results import (
     EXPERIMENT_FILE,
     VERSION,
@@ -33,10 +33,12 @@ from diskmoe.bench.results import (
 )
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.places import as_path
+from diskmoe.experts.lockfile import locked
 
 Say = Callable[[str], None]
 TRACE_FILE = "trace.csv"
 USAGE_FOLDER = "usage"
+LOCK_NAME = "bench.lock"
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,11 @@ class Session:
 
         Raises:
             BadRequest: the directory holds another experiment; the machine is busy, and `strict`.
+            BadOutput: another process is at work in the directory.
+            BadResults: what is there cannot be used, or nothing can be written.
             RunFailed: an arm does not run.
         """
+        _claim(folder, stack)
         earlier = Results.open(folder) if (folder / EXPERIMENT_FILE).exists() else None
         machine = machine_of(plan.model)
         say(f"machine   {machine_line(machine)}")
@@ -91,6 +96,11 @@ class Session:
             say(f"note      busy machine: {busy}; intervals will be wide")
         box, limited, common = _boxed(plan, stack, say)
         plan = replace(plan, common=common)
+        if plan.cache == "dropped" and not can_drop():
+            plan = replace(plan, cache="as found")
+            say(
+                "note      this system has no way to empty the page cache of a file: it is left alone"
+            )
         experiment = _experiment(plan, machine, limited)
         launcher = Launcher(box, folder / USAGE_FOLDER, _all_files(plan), plan.cache)
         if earlier is None:
@@ -277,19 +287,32 @@ def _short(value: object, other: object) -> str:
 
 def _all_files(plan: Plan) -> list[Path]:
     """The weights of every model that some run has."""
-    texts = [plan.common["MODEL"], *(arm["MODEL"] for arm in plan.arms.values() if "MODEL" in arm)]
-    texts += [rung["MODEL"] for rung in plan.rungs if "MODEL" in rung]
-    return [path for text in dict.fromkeys(texts) for path in weight_files(as_path(text))]
+    places = {
+        settings[name]: None
+        for settings in (plan.common, *plan.arms.values(), *plan.rungs)
+        for name in ("MODEL", "DRAFT_MODEL")
+        if name in settings
+    }
+    return [path for text in places for path in weight_files(as_path(text))]
+
+
+def _claim(folder: Path, stack: ExitStack) -> None:
+    """Makes the directory if need be; no other process works in it as long as `stack` is open."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(locked(folder, folder, LOCK_NAME))
+    except OSError as error:
+        raise BadResults(f"{folder}: cannot be written ({error.strerror or error})") from None
 
 
 def _freeze(usage: Path | None, folder: Path) -> None:
     """The usage history as it is now, kept for all runs. BadResults when it cannot be."""
+    if usage is None or not usage.is_dir():
+        return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if usage is not None and usage.is_dir():
-            shutil.copytree(usage, folder / USAGE_FOLDER, dirs_exist_ok=True)
+        shutil.copytree(usage, folder / USAGE_FOLDER, dirs_exist_ok=True)
     except (OSError, shutil.Error) as error:
-        raise BadResults(f"{folder}: cannot be written ({str(error)[:200]})") from None
+        raise BadResults(f"{folder}: no copy of {usage} ({str(error)[:200]})") from None
 
 
 def _left(seconds: float) -> str:

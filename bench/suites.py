@@ -9,6 +9,7 @@ file: a prompt a line.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def _from_json(line: str, where: str, number: int) -> Prompt:
             raise BadRequest(f"{where}: unknown key {key[:40]!r}{hint}")
     if not content["prompt"].strip():
         raise BadRequest(f"{where}: the prompt is empty")
+    if not content["prompt"].isascii() and re.search("[\ud800-\udfff]", content["prompt"]):
+        raise BadRequest(f"{where}: half of a pair of \\u escapes stands alone: it is no character")
     name, density = content.get("name", str(number)), content.get("density")
     if not isinstance(name, str) or not 0 < len(name) <= 40:
         raise BadRequest(f"{where}: name must be a text of 1 to 40 characters")

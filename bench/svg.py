@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from html import escape
 from types import MappingProxyType
@@ -93,7 +94,9 @@ def svg_of(
     name: goes before all ids in it, so that pictures of a page do not share any. title: what is
     read out in its place. width, height: inches of 72 points.
     """
-    with matplotlib.rc_context(dict(_RC)):
+    with matplotlib.rc_context(dict(_RC)), warnings.catch_warnings():
+        # the reader's fonts draw the text, not that which its place is reckoned with
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure.add_subplot())
         text = io.StringIO()
@@ -127,4 +130,9 @@ def _finished(text: str, name: str, title: str) -> str:
         f'viewBox="0 0 {wide} {high}" role="img" aria-label="{said}" '
         'font-family="system-ui,sans-serif" stroke-linejoin="round">'
     )
-    return head + re.sub(r"\n\s*", "\n", text[text.index(">") + 1 :]).strip() + "\n"
+    return printable(head + re.sub(r"\n\s*", "\n", text[text.index(">") + 1 :]).strip() + "\n")
+
+
+def printable(text: str) -> str:
+    """Text without what neither XML nor UTF-8 can hold: a replacement character is in its place."""
+    return re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)

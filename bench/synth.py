@@ -26,7 +26,8 @@ store of 8, 16, 32 or 64 slots would have had them.
                      deepseek-v2-lite, deepseek-v3, kimi-k2, glm-4.7-flash, glm-5,
                      qwen3-next-80b, qwen3.5-35b
   --out DIR          a new directory, a diskmoe model
-  --gguf FILE        also as GGUF: q4 becomes Q4_0, q8 Q8_0, mxfp4 MXFP4, bit for bit
+  --gguf FILE        also as GGUF, bit for bit: q4, q4_0 and int4 become Q4_0, q4_1 Q4_1, q8 Q8_0,
+                     mxfp4 MXFP4
   --layers N         default: as many as the model has
   --vocab N          token ids, from 512 on; default: as many as the model has
   --routing R        how experts are chosen (default uniform):
@@ -34,7 +35,7 @@ store of 8, 16, 32 or 64 slots would have had them.
                      zipf:S     the expert of rank r is drawn with weight r**-S
                      sticky     like Qwen3-30B-A3B: hits .38 .53 .65 .73 .85 at 1 2 3 4 6 x top-k
                      sticky:P   a token shares P of its experts with the one before
-  --experts FORMAT   q4 (default), q4g64, mxfp4, q8, bf16, f32
+  --experts FORMAT   q4 (default), q4g64, q4_0, q4_1, int4, mxfp4, q8, bf16, f32
   --dense FORMAT     q8 (default), q4, bf16, f32
   --seed N           other weights, other routing (default 0)
   --threads N        threads that make weights (default: usable cores)
@@ -77,14 +78,12 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
         raise BadRequest(f"--gguf is not written for {shape.name}, only for {kinds}")
 
     from diskmoe.bench.model import Synthetic  # these import Numba
-    from diskmoe.bench.weights import writable_formats
+    from diskmoe.bench.weights import WRITABLE
     from diskmoe.bench.writing import write_model
     from diskmoe.engine.cores import usable_cores
 
-    formats = writable_formats()
-    experts = line.one_of("--experts", formats, "q4")
-    for_experts = ("q4g64", "mxfp4")
-    dense = line.one_of("--dense", [fmt for fmt in formats if fmt not in for_experts], "q8")
+    experts = line.one_of("--experts", WRITABLE, "q4")
+    dense = line.one_of("--dense", ("q8", "q4", "bf16", "f32"), "q8")
     routing = line.flags.get("--routing", "uniform")
     model = Synthetic.make(shape, layers, routing, experts, dense, seed, vocab)
     config = model.config

@@ -11,6 +11,7 @@ from diskmoe.bench.machine import machine_line
 from diskmoe.bench.ratios import LEVEL
 from diskmoe.bench.results import Experiment, Results
 
+_SHOWN = 1000  # a ratio above it says that there are too few pairs
 WIDE = 220  # columns, where the output is no terminal: a table must not be folded in a file
 HEADS = (
     "rung",
@@ -57,13 +58,14 @@ def verdict_lines(comparison: Comparison) -> list[str]:
     a, b, ratio = comparison.a.name, comparison.b.name, comparison.ratio
     at = f"{comparison.rung_given}: " if comparison.rung_given else ""
     if comparison.verdict is None or ratio is None:
-        return [f"{at}{b} beside {a}: no pair of runs has speeds yet"]
+        return [f"{at}{b} beside {a}: no pair of runs has speeds"]
     verdict = comparison.verdict
     named = {"a faster": f"{a} is faster", "b faster": f"{b} is faster"}.get(verdict, verdict)
     sure = "no interval"
     if ratio.interval is not None:
         low, high = ratio.interval
-        sure = f"{100 * LEVEL:.0f} % interval {low:.3f} to {high:.3f}"
+        end = f"{high:.3f}" if high < _SHOWN else f"over {_SHOWN}"
+        sure = f"{100 * LEVEL:.0f} % interval {low:.3f} to {end}"
     told = f"{b} / {a} {ratio.value:.3f} tok/s ({sure}, {comparison.pairs} pairs): {named}"
     lines = [at + told]
     same = {True: "equal in all runs", None: "not known of both", False: "DIFFERENT in "}

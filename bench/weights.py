@@ -4,9 +4,9 @@ The rule of this file: a tensor depends on the model's seed and its own name onl
 integers and scales goes into both files, so our container and a GGUF hold the same numbers to the
 bit. Integers have a mean of zero: with another mean all neurons would see the same direction.
 
-Weights of four bits are symmetric, as a GGUF's Q4_0 is: code 8 is zero. Their scales are up to 128
-times a power of two, so that our scales of 8 bits hold them, and f16 too. MXFP4's numbers are held
-doubled, as integers, with half of their scales.
+Weights of four bits are symmetric, as a GGUF's Q4_0 is: code 8 is zero. Scales of q4 and int4 are up
+to 128 times a power of two, so that 8 bits hold them, and f16 too. MXFP4's numbers are held doubled,
+as integers, with half of their scales.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.experts.formats import FORMATS, GROUP, Quantised
+from diskmoe.experts.formats import FORMATS, GROUP, Quantised, round_to_bf16
 from diskmoe.experts.tiles import (
     TILE,
     Bytes,
@@ -31,7 +31,7 @@ from diskmoe.experts.tiles import (
 Values = npt.NDArray[np.int8]
 Scales = npt.NDArray[np.float16]
 
-WRITABLE = ("q4", "q4g64", "mxfp4", "q8", "bf16", "f32")  # of these, the ones that FORMATS has
+WRITABLE = ("q4", "q4g64", "q4_0", "q4_1", "int4", "mxfp4", "q8", "bf16", "f32")
 ROW_BLOCK = 4096  # rows of a matrix that are in memory at a time
 
 # sixteen and 256 equally likely values, each set with a mean of 0
@@ -51,11 +51,6 @@ def _pairs(values: Values) -> npt.NDArray[np.uint16]:
 _NIBBLE_PAIRS = _pairs(_NIBBLES)
 _E2M1_PAIRS = _pairs(_E2M1)
 _STEPS = np.linspace(0.75, 1.25, 256)  # scales differ from group to group
-
-
-def writable_formats() -> tuple[str, ...]:
-    """The formats that synthetic weights can be made in."""
-    return tuple(name for name in WRITABLE if name in FORMATS)
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,20 @@ class Block:
             return pack_values(self._two_level(), layout)
         if self.format == "mxfp4":
             return pack_values(Quantised(*self.codes()), layout)
-        return pack_values(Quantised(self.values, self.scales), layout)
+        if self.format == "q8":
+            return pack_values(Quantised(self.values, self.scales), layout)
+        scales = self.scales
+        if self.format == "int4":
+            scales = round_to_bf16(scales.astype(np.float32))
+        return pack_values(Quantised(self._nibbles(), scales, minima=self.minima), layout)
+
+    @property
+    def minima(self) -> Scales | None:
+        """What a q4_1 block adds to its products with codes from 0 on."""
+        return self.scales * np.float16(-8) if self.format == "q4_1" else None
+
+    def _nibbles(self) -> npt.NDArray[np.uint8]:
+        return (self.values + np.int8(8)).view(np.uint8)
 
     def codes(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
         """An mxfp4 block in the format's own numbers: e2m1 codes and e8m0 scales."""
@@ -103,9 +111,8 @@ class Block:
         if (multiples != np.rint(multiples)).any():
             raise ValueError(f"scales of a {self.format} block are no multiples of a power of two")
         zeros = np.full(scales.shape, 128, np.uint8)
-        codes = (self.values + np.int8(8)).view(np.uint8)
         sixteenths = row_scales / np.float32(16.0)
-        return Quantised(codes, multiples.astype(np.uint8), zeros, sixteenths)
+        return Quantised(self._nibbles(), multiples.astype(np.uint8), zeros, sixteenths)
 
 
 class RandomWeights:
@@ -143,7 +150,7 @@ class RandomWeights:
             low = 2.0 ** np.floor(np.log2(scale))  # powers of two, with the same mean square
             upper = ((scale / low) ** 2 - 1) / 3
             steps = np.where(np.arange(len(_STEPS)) < upper * len(_STEPS), 2 * low, low)
-        elif FORMATS[fmt].two_level:
+        elif FORMATS[fmt].two_level or fmt == "int4":
             _, exponent = np.frexp(steps.max())
             steps = np.ldexp(np.rint(np.ldexp(steps, 7 - exponent)), exponent - 7)
         steps = steps.astype(np.float16)

@@ -25,7 +25,7 @@ from diskmoe.bench.weights import Block, packed_parts
 from diskmoe.engine.errors import BadOutput, DiskFull, WriteFailed
 from diskmoe.engine.model.families import FAMILIES, Names
 from diskmoe.experts.budget import shown_bytes
-from diskmoe.experts.checkpoint import Checkpoint, DenseTensor
+from diskmoe.experts.checkpoint import Checkpoint, DenseTensor, ExpertTensors, TensorPlan
 from diskmoe.experts.container import DENSE_NAME, experts_name
 from diskmoe.experts.manifest import Manifest
 from diskmoe.experts.pieces import made_ahead
@@ -43,6 +43,16 @@ class _Source:
     def __init__(self, config: dict[str, object]) -> None:
         self.config = config
         self.files: tuple[()] = ()
+
+    def exact_formats(self) -> tuple[set[str], set[str]]:
+        """Of experts: they are made in the format that is asked for."""
+        return {"f32"}, {"f32"}
+
+    def experts(self, plan: TensorPlan, layer: ExpertTensors) -> _Source:
+        return self
+
+    def format_for(self, name: str, asked: str) -> str:
+        return asked
 
 
 def write_model(

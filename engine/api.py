@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from diskmoe.engine.constraining import Constraints, ThinkBudget, Wanted, mode_of
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.draft_head import load_head
@@ -56,7 +57,7 @@ from diskmoe.mtp.source import DraftSource
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Model", "Options", "Prepared", "Prompt", "Run", "Sampling", "prepare"]
+__all__ = ["Model", "Options", "Prepared", "Prompt", "Run", "Sampling", "ThinkBudget", "prepare"]
 
 WARM_SHARE = 0.1  # of the expert bytes in the page cache; below it a run counts as cold
 
@@ -69,7 +70,9 @@ def _to_each(recorders: Sequence[Record]) -> Record:
     return record
 
 
-def _of_text(tokens: Generator[int, None, None], text: Text) -> Generator[int, None, None]:
+def _of_text(
+    tokens: Generator[int, None, None], text: Text, at_end: Callable[[], None]
+) -> Generator[int, None, None]:
     """The tokens of a run for as long as its lane is its own."""
     try:
         while True:
@@ -83,6 +86,7 @@ def _of_text(tokens: Generator[int, None, None], text: Text) -> Generator[int, N
     finally:
         tokens.close()
         text.end()
+        at_end()
 
 
 def _absorb(head: MtpSource | None, text: Text, following: Sequence[int]) -> None:
@@ -135,6 +139,7 @@ class Model:
         if recorders:
             transformer.record_with(_to_each(recorders))
         self._experience = Experience()
+        self._constraints = Constraints(prepared.text, say)
         self._closed = False
 
     @classmethod
@@ -281,6 +286,9 @@ class Model:
         ignore_eos: bool = False,
         on_prefill: Callable[[int, int], None] | None = None,
         grammar: Grammar | str | None = None,
+        constrain: str | bool | None = None,
+        triggers: Sequence[str] = (),
+        thinking: ThinkBudget | None = None,
         reuse: bool = True,
     ) -> Run:
         """Starts a run; iterate over it for the text.
@@ -295,12 +303,21 @@ class Model:
             ignore_eos: go on after the model's stop tokens.
             grammar: what the text probably follows, as made by ``grammar_draft.library.load`` or the
                 file for it. It makes drafts and so changes speed, never the text.
+            constrain: whether the text must follow it: ``Options.constrain`` for this run, or True
+                for "1" and False for "0". A text that ends by itself is then a whole document, one
+                that meets `limit` the beginning of one.
+            triggers: words, ``/patterns/`` or ``<[ids]>`` of tokens, of which the first that comes
+                begins what is enforced; none: the text does.
+            thinking: how long its thinking blocks may be, where the model has them. With it a text
+                that is enforced may begin with one.
             reuse: go on from the keys and values of an earlier text, as far as it began like this
                 one; that changes how long the prompt takes, and nothing else.
 
         Raises:
-            BadGrammar: a grammar's file that cannot be used.
-            BadRequest: a prompt that cannot be fed; while iterating, when it was ended by a newer run.
+            BadGrammar: a grammar's file that cannot be used, a trigger that is none.
+            BadRequest: a prompt that cannot be fed; nothing to constrain by; while iterating, when it
+                was ended by a newer run.
+            DeadEnd: while iterating, when no token of the model goes on as the grammar says.
         """
         if self._closed:
             raise BadRequest("the model is closed: load it again")
@@ -317,8 +334,16 @@ class Model:
         stats = RunStats(cache_state=self._cache_state(), recall=self._transformer.new_recall())
         valid = self.config.vocab if tokenizer is None else tokenizer.valid_mask
         if isinstance(grammar, str):
-            grammar = load_grammar(grammar)
-        sampler = Sampler(sampling or Sampling(temperature=0.0), valid)
+            grammar = load_grammar(grammar, token_id=tokenizer and tokenizer.token_id)
+        mode = self.options.constrain if constrain is None else mode_of(constrain)
+        enforced = mode != "0"
+        if enforced and grammar is None:
+            raise BadRequest("nothing to constrain by: give a grammar or a schema")
+        stop_ids = frozenset() if ignore_eos else self.text.stops(prompt.in_chat)
+        wanted = Wanted(grammar if enforced else None, triggers, thinking)
+        course, give_back = self._constraints.course(wanted, prompt, stop_ids)
+        ways = mode if enforced else "1"
+        sampler = Sampler(sampling or Sampling(temperature=0.0), valid, course, ways)
         text, stats.reused_tokens = self._lanes.begin(prompt.ids, reuse)
         models: list[DraftSource] = []
         head = None
@@ -340,6 +365,8 @@ class Model:
             self.helpers,
             self._experience,
             self._say,
+            course,
+            begun=enforced and not triggers,
         )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner
@@ -348,7 +375,7 @@ class Model:
             prompt.ids,
             sampler,
             limit=limit,
-            stop_ids=frozenset() if ignore_eos else self.text.stops(prompt.in_chat),
+            stop_ids=stop_ids,
             prefill_chunk=self.prefill_chunk,
             reused=stats.reused_tokens,
             stats=stats,
@@ -360,7 +387,7 @@ class Model:
         stream = None
         if tokenizer is not None:
             stream = TextStream(tokenizer, stop, tokenizer.leading_space and prompt.in_chat)
-        return Run(_of_text(tokens, text), stream, stats)
+        return Run(_of_text(tokens, text, give_back), stream, stats)
 
     def _cache_state(self) -> str:
         """``warm`` when the hot store or the page cache already holds experts.

@@ -17,6 +17,7 @@ from diskmoe.engine.settings import PREFIX, SETTINGS, Value, did_you_mean, resol
 COMMANDS = (
     "run",
     "chat",
+    "serve",
     "convert",
     "inspect",
     "verify",

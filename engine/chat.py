@@ -14,15 +14,17 @@ from typing import Any
 
 from diskmoe.engine.chat_file import load_chat, save_chat
 from diskmoe.engine.conversation import Conversation, Turn
-from diskmoe.engine.errors import BadModel, DiskMoeError
+from diskmoe.engine.errors import BadGrammar, BadModel, DiskMoeError
 from diskmoe.engine.places import as_path, state_dir
 from diskmoe.engine.report import report_lines, settings_lines
 from diskmoe.engine.run import (
     as_decided,
+    form_from,
     model_path,
     options_from,
     prefill_progress,
     sampling_from,
+    say_without_effect,
     stop_strings,
     usage_folder,
 )
@@ -90,7 +92,7 @@ class Chat:
                     self._answer(line)
             except BadModel:
                 raise
-            except DiskMoeError as error:
+            except (DiskMoeError, BadGrammar) as error:
                 self._say("error: " + " ".join(str(error).split()))
 
     def _answer(self, question: str) -> None:
@@ -187,7 +189,8 @@ def chat(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) ->
     """
     for note in notes:
         say(f"note      {note}")
-    for name in ("PROMPT", "PROMPT_IDS", "JSON", "CHAT", "GRAMMAR", "SCHEMA"):
+    say_without_effect(values, say)
+    for name in ("PROMPT", "PROMPT_IDS", "JSON", "CHAT"):
         if values[name].value not in (None, False) and values[name].source != "default":
             say(f"note      {name} has no effect on a chat")
     path = model_path(values, say)
@@ -204,6 +207,7 @@ def chat(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) ->
         defaults = prepared.text.sampling_defaults
         sampling, values = sampling_from(values, defaults, say, draw_seed=False)
         prepared.text.encode_chat([{"role": "user", "content": "?"}])  # refuses what cannot chat
+        form = form_from(values, prepared.text, say)
     except BaseException:
         prepared.close()
         raise
@@ -223,6 +227,7 @@ def chat(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) ->
             "stop": stop_strings(values),
             "ignore_eos": values["IGNORE_EOS"].value,
             "on_prefill": _long_prompts(say),
+            **form,
         }
         talk = Conversation(model, values["SYSTEM"].value)
         say("chat      /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves")

@@ -29,8 +29,9 @@ from diskmoe.engine.settings import PREFIX, SETTINGS
 INTRO = """\
 usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
        diskmoe chat [MODEL] [CAP]     a conversation: answers as they come, /help lists commands
+       diskmoe serve [MODEL] [CAP]    OpenAI's endpoints at http://127.0.0.1:8080/v1
        diskmoe convert SRC OUT [--experts FORMAT] [--dense FORMAT]
-                                      SRC: a directory or a GGUF; default: q4 (MXFP4 experts are kept), q8
+                                      SRC: a directory or a GGUF; default: q4, q8
        diskmoe inspect MODEL [--json] what it is: family, shapes, formats, bytes, text files
        diskmoe verify MODEL           are all bytes of a converted model still as written?
        diskmoe export MODEL OUT       a converted model back as an f32 checkpoint
@@ -42,7 +43,8 @@ usage: diskmoe [CAP [EXPERT_BITS [DENSE_BITS]]] [PROMPT] [--flag VALUE ...]
 
 Runs a Mixture-of-Experts language model from disk and streams its text to stdout.
 
-  FORMAT       q4, q4g64, q8, mxfp4, fp8, bf16, f32, or keep: the checkpoint's own precision
+  FORMAT       q4 (four bits that are there already are kept), q4g64, q8, q4_0, q4_1, int4, mxfp4,
+               fp8, bf16, f32, or keep: the checkpoint's own precision
   CAP          hot-store slots per layer (experts kept in RAM); default: what the budget holds
   EXPERT_BITS  4, 8, 16 or 32: bits of experts when a checkpoint is quantised on the way in
   DENSE_BITS   the same for all other weights
@@ -59,6 +61,7 @@ GROUPS = (
     ("memory", "memory"),
     ("speed", "speed (never changes a token)"),
     ("drafts", "drafts"),
+    ("serve", "serve"),
     ("output", "output"),
 )
 
@@ -149,6 +152,8 @@ def _dispatch(words: list[str], env: Mapping[str, str], out: _Out) -> int:
     rest = words[1:] if words and words[0] in COMMANDS else words
     if command == "chat":
         return chat_command(rest, env, out)
+    if command == "serve":
+        return serve_command(rest, env, out)
     if command == "convert":
         return convert_command(rest, env, out)
     if command == "inspect":
@@ -214,6 +219,13 @@ def chat_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int
 
     values, _, notes = run_settings(words, env, text_positional="MODEL")
     return chat(values, notes, out.say, out.text)
+
+
+def serve_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:
+    from diskmoe.engine.server.serve import serve
+
+    values, _, notes = run_settings(words, env, text_positional="MODEL")
+    return serve(values, notes, out.say)
 
 
 def plan_command(words: Sequence[str], env: Mapping[str, str], out: _Out) -> int:

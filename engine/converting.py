@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from diskmoe.engine.cores import usable_cores
 from diskmoe.engine.errors import BadModel
-from diskmoe.engine.gguf_source import best_expert_format, describe_types, is_gguf, open_gguf
+from diskmoe.engine.gguf_source import (
+    best_expert_format,
+    describe_types,
+    is_gguf,
+    open_gguf,
+    what_keeping_costs,
+)
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.tensors import tensor_plan
 from diskmoe.experts.budget import auto_budget, available_memory, shown_bytes
@@ -18,14 +25,16 @@ from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.export import export_checkpoint
-from diskmoe.experts.facts import Facts
 from diskmoe.experts.fidelity import deviations
 from diskmoe.experts.forecast import Forecast, forecast
+from diskmoe.experts.formats import expert_formats
 from diskmoe.experts.gguf_in import GgufCheckpoint
 from diskmoe.experts.manifest import Manifest
+from diskmoe.experts.records import chosen_expert_format
 
 Say = Callable[[str], None]
 LINES_EVERY_SECONDS = 2.0
+SPEED_OF_SECONDS = 30.0  # time left is reckoned from so many
 
 
 def convert_model(
@@ -40,8 +49,8 @@ def convert_model(
     """Converts a Hugging Face directory or a GGUF: the plan first, progress on the way, and at the
     end how far the numbers are from those of the source.
 
-    A format of None keeps the checkpoint's own precision. Experts "auto": q4, or as they are where
-    the model was trained in four bits; a GGUF's of eight bits keep them.
+    A format of None keeps the checkpoint's own precision; q4 keeps four bits that weights are in
+    already. Experts "auto": q4, or q8 where a GGUF has eight bits.
 
     Raises:
         BadModel, BadOutput, DiskFull, WriteFailed: one line each; see ``diskmoe.experts.convert``.
@@ -61,15 +70,19 @@ def convert_model(
     if experts == "auto" and isinstance(checkpoint, GgufCheckpoint):
         experts = best_expert_format(checkpoint, plan)
     elif experts == "auto":
-        experts = None if config.quantisation == "mxfp4" else "q4"
+        experts = "q4"
     manifest = Manifest(checkpoint, plan, experts, dense)
     budget = int(ram_gb * 2**30) if ram_gb else auto_budget(available_memory())[0]
-    needs = forecast(checkpoint, plan, manifest, threads or usable_cores()[0], budget)
-    for line in plan_lines(config, manifest, needs, out, kept=experts is None):
+    there = next(place for place in (out, *out.absolute().parents) if place.is_dir())
+    needs = forecast(checkpoint, plan, manifest, threads or usable_cores()[0], budget, there)
+    kept = manifest.facts.expert_format == chosen_expert_format(checkpoint, plan, None)
+    for line in plan_lines(config, manifest, needs, there, kept):
         say(line)
     if isinstance(checkpoint, GgufCheckpoint):
-        told = describe_types(checkpoint, plan, experts, dense)
+        told = describe_types(checkpoint, manifest)
         say(f"blocks    {told}" if told else "blocks    none: all of the file is in floats")
+        if experts is None and (costs := what_keeping_costs(checkpoint, manifest)):
+            say(f"note      {costs}")
     try:
         tell, check = progress_lines(say, "convert"), progress_lines(say, "verify")
         done = convert(checkpoint, plan, out, experts, dense, tell, needs.threads, check, made)
@@ -85,15 +98,14 @@ def convert_model(
 
 
 def plan_lines(
-    config: ModelConfig, manifest: Manifest, needs: Forecast, out: Path, kept: bool
+    config: ModelConfig, manifest: Manifest, needs: Forecast, there: Path, kept: bool
 ) -> list[str]:
-    """What will be made of what, and what that takes."""
+    """What will be made of what, and what that takes. there: a directory where it will lie."""
     facts, plan = manifest.facts, manifest.plan
     types = ", ".join(f"{kind} {shown_bytes(nbytes)}" for kind, nbytes in needs.source.items())
     weights = len(facts.layers) * facts.n_experts * 3 * plan.ffn * plan.hidden
     dense = dict.fromkeys(layout.format for layout in manifest.layouts.values())
     dense = sorted(dense, key=lambda fmt: fmt != facts.dense_format)  # that of most weights first
-    there = next(place for place in (out, *out.parents) if place.is_dir())
     shape, experts = f"{config.layers} layers, no experts", ""
     if weights:
         bits, as_they_are = 8 * needs.expert_nbytes / weights, " as they are" if kept else ""
@@ -108,24 +120,34 @@ def plan_lines(
         f"convert   {config.family}, {shape}",
         f"source    {shown_bytes(sum(needs.source.values()))}: {types}",
         f"target    {shown_bytes(needs.nbytes)}: {target}",
-        f"needs     about {memory} of memory and {seconds} with {needs.threads} thread(s)",
+        f"needs     about {memory} of memory and {seconds} with {needs.threads} thread(s)"
+        + _shown_speeds(needs),
     ]
     if config.quantisation is not None:
-        lines.append(f"codes     {config.quantisation}: {_fate(config.quantisation, facts)}")
+        formats = dict.fromkeys(expert_formats(facts.expert_format))
+        fates = ", ".join(_fate(config.quantisation, fmt) for fmt in formats)
+        lines.append(f"codes     {config.quantisation}: {fates}")
     return lines
 
 
-def _fate(coding: str, facts: Facts) -> str:
+def _fate(coding: str, fmt: str) -> str:
     """What becomes of a checkpoint's codes in experts."""
     fates = {
-        ("fp8", "fp8"): "kept",
-        ("mxfp4", "mxfp4"): "kept",
-        ("int4", "q8"): "kept exactly, in twice the bytes",
+        ("fp8", "fp8"): "kept bit for bit",
+        ("mxfp4", "mxfp4"): "kept bit for bit",
+        ("int4", "int4"): "kept bit for bit",
+        ("int4", "q4_0"): "kept bit for bit",
+        ("int4", "q8"): "kept exactly where f16 has their scales, in twice the bytes",
         ("int4", "q4"): "kept, their steps rounded to 8 bits",
     }
-    exact = facts.expert_format == "f32"
-    anew = "dequantised exactly" + ("" if exact else ", then rounded once")
-    return fates.get((coding, facts.expert_format), anew)
+    anew = "dequantised exactly" + ("" if fmt == "f32" else ", then rounded once")
+    return fates.get((coding, fmt), anew)
+
+
+def _shown_speeds(needs: Forecast) -> str:
+    speeds = (("read", needs.read_bps), ("write", needs.write_bps))
+    told = [f"{what} {shown_bytes(int(bps))}/s" for what, bps in speeds if bps is not None]
+    return f"; the disk: {', '.join(told)}" if told else ""
 
 
 def shown_seconds(seconds: float) -> str:
@@ -154,23 +176,25 @@ def export_model(source: Path, out: Path, say: Say) -> None:
 def progress_lines(say: Say, word: str) -> Callable[[int, int, str], None]:
     """tell(done, total, what): says how far the bytes are and how long it takes, now and then.
 
-    What was done before the first call, by an earlier run, says nothing about time.
+    Time left is reckoned from the last half minute: a disk's speed changes, and what was done before
+    the first call, by an earlier run, says nothing about it.
     """
-    first: tuple[float, int] | None = None
-    last = 0.0
+    lately: deque[tuple[float, int]] = deque()  # when a line was said, or the first call was: bytes
 
     def tell(done: int, total: int, what: str) -> None:
-        nonlocal first, last
         now = time.perf_counter()
-        if first is None:
-            first, last = (now, done), now
-        began, before = first
-        if now - last < LINES_EVERY_SECONDS or done <= before:
+        if not lately:
+            lately.append((now, done))
+        if now - lately[-1][0] < LINES_EVERY_SECONDS or done <= lately[0][1]:
             return
-        last = now
-        left = (now - began) * (total - done) / (done - before)
+        began, before = lately[0]
+        lately.append((now, done))
+        while now - lately[1][0] > SPEED_OF_SECONDS:
+            lately.popleft()
+        left = shown_seconds((now - began) * (total - done) / (done - before))
+        bps = shown_bytes(int((done - before) / (now - began)))
         say(
-            f"{word:<9} {what}: {shown_bytes(done)} of {shown_bytes(total)}, about {left:.0f} s left"
+            f"{word:<9} {what}: {shown_bytes(done)} of {shown_bytes(total)}, {bps}/s, about {left} left"
         )
 
     return tell

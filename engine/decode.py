@@ -102,8 +102,8 @@ def decode(
         limit: most tokens to yield.
         reused: positions at the start of the prompt whose keys and values the cache holds already.
         stop_ids: ids that end the run.
-        stats: filled while running; ``stop_reason`` is ``"stop token"``, ``"limit"``,
-            ``"context full"`` or, when the caller stops early, ``"stopped"``.
+        stats: filled while running; ``stop_reason`` is ``"stop token"``, ``"grammar complete"``,
+            ``"limit"``, ``"context full"`` or, when the caller stops early, ``"stopped"``.
         on_prefill: called with (rows done, rows in all) after each layer of a chunk; a layer counts
             as its share of the chunk's rows.
         on_forward: called after each forward, a prompt's chunks among them.
@@ -118,6 +118,7 @@ def decode(
 
     Raises:
         BadRequest: see ``check_prompt``.
+        DeadEnd: a grammar that no token can follow.
     """
     check_prompt(prompt_ids, target.vocab_size, target.kv.capacity)
     stats = stats if stats is not None else RunStats()
@@ -129,6 +130,9 @@ def decode(
     decode_started = time.perf_counter()
     stops = frozenset(stop_ids)
     pending = int(prompt_ids[-1])
+    if picker.done:
+        stats.stop_reason = "grammar complete"
+        return
     while True:
         turn, before = _Turn(target), target.kv.length
         room = min(limit - stats.tokens, target.kv.capacity - before) - 1
@@ -156,7 +160,8 @@ def decode(
                 stats.sampled += 1
             stats.decode.seconds = now - decode_started
             full = before + place + 1 >= target.kv.capacity
-            reason = _reason_to_stop(pending, stats.tokens, limit, stops, full)
+            done = picker.done and place + 1 == len(tokens)
+            reason = _reason_to_stop(pending, stats.tokens, limit, stops, full, done)
             if reason:
                 stats.stop_reason = reason
             yield pending
@@ -165,10 +170,12 @@ def decode(
 
 
 def _reason_to_stop(
-    token: int, tokens: int, limit: int, stops: frozenset[int], full: bool
+    token: int, tokens: int, limit: int, stops: frozenset[int], full: bool, done: bool
 ) -> str | None:
     if token in stops:
         return "stop token"
+    if done:
+        return "grammar complete"
     if tokens >= limit:
         return "limit"
     return "context full" if full else None

@@ -17,9 +17,12 @@ from diskmoe.engine.text.side import Prompt, TextSide
 from diskmoe.engine.text.tokenizer import TextTokenizer
 from diskmoe.experts.budget import shown_bytes
 from diskmoe.grammar_draft.automaton import Automaton
+from diskmoe.grammar_draft.course import Course
+from diskmoe.grammar_draft.languages import from_schema
 from diskmoe.grammar_draft.library import load, load_schema
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.acceptance import Acceptance
+from diskmoe.mtp.certain_source import CertainSource
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.corpus import MAPPED_BYTES, Corpus, CorpusSource
 from diskmoe.mtp.costs import Costs
@@ -31,23 +34,51 @@ from diskmoe.mtp.source import DraftSource
 Say = Callable[[str], None]
 
 
-def grammar_of(grammar: str | None, schema: str | None, text: TextSide, say: Say) -> Grammar | None:
+def grammar_of(
+    grammar: str | None,
+    schema: str | None,
+    constrain: str,
+    text: TextSide,
+    say: Say,
+    *,
+    blanks: str = "flexible",
+    lax: bool = False,
+) -> Grammar | None:
     """The grammar that a run's settings name: GRAMMAR, or else SCHEMA.
+
+    blanks and lax: of a schema, see ``from_schema``.
 
     Raises:
         BadGrammar: no such file, or one that cannot be used; the line has the place.
-        BadRequest: the model has no tokenizer.
+        BadRequest: the model has no tokenizer; CONSTRAIN without either, or with both.
     """
+    enforced = constrain != "0"
     if grammar is None and schema is None:
+        if enforced:
+            raise BadRequest(f"CONSTRAIN={constrain} needs what to follow: give GRAMMAR or SCHEMA")
         return None
     if grammar is not None and schema is not None:
+        if enforced:
+            raise BadRequest(f"CONSTRAIN={constrain} follows GRAMMAR or SCHEMA: give one of them")
         say("note      SCHEMA has no effect beside GRAMMAR")
     tokenizer = _tokenizer(text)
+    profile = "json-schema" if enforced else "drafts"
     if grammar is not None:
-        found = load(str(as_path(grammar)), token_id=tokenizer.token_id)
+        found = load(
+            str(as_path(grammar)),
+            token_id=tokenizer.token_id,
+            profile=profile,
+            whitespace=blanks,
+            lax=lax,
+        )
     else:
         assert schema is not None
-        found = load_schema(str(as_path(schema)))
+        if schema.lstrip().startswith("{"):
+            found = from_schema(schema, profile=profile, whitespace=blanks, lax=lax, name="SCHEMA")
+        else:
+            found = load_schema(str(as_path(schema)), profile, blanks, lax)
+        if not enforced:
+            say("note      SCHEMA only drafts; CONSTRAIN=1 makes the text follow it")
     for note in found.notes:
         say(f"note      {found.name}: {note}")
     return found
@@ -125,20 +156,25 @@ def composer_of(
     helpers: Helpers,
     experience: Experience,
     say: Say,
+    course: Course | None = None,
+    begun: bool = False,
 ) -> Composer | None:
     """What drafts for one run; None: nothing does. ``vocab``: ids of the model are below it;
-    models: sources that are models themselves; experience: of other texts, added to.
+    models: sources that are models themselves; experience: of other texts, added to; course: what
+    constrains the run; begun: the grammar does so from the first byte on.
 
     Raises:
         BadRequest: a grammar where the model has no tokenizer.
     """
     forced: list[DraftSource] = []
     others: list[DraftSource] = []
+    if course is not None:
+        forced.append(CertainSource(course))
     if grammar is not None and options.span:
-        forced.append(_grammar_source(grammar, text, prompt, options))
+        forced.append(_grammar_source(grammar, text, prompt, options, begun))
     if options.ngram and options.draft != 0:
         others.append(NgramSource(prompt.ids))
-    if helpers.corpus is not None and options.draft != 0:
+    if helpers.corpus is not None:
         others.append(CorpusSource(helpers.corpus, prompt.ids))
     others += models
     if not options.draft_rows or not (forced or others):
@@ -153,11 +189,12 @@ def composer_of(
         options.guard,
         say,
         experience.chances,
+        lambda chain: course is None or course.after(chain) is not None,
     )
 
 
 def _grammar_source(
-    grammar: Grammar, text: TextSide, prompt: Prompt, options: Options
+    grammar: Grammar, text: TextSide, prompt: Prompt, options: Options, begun: bool
 ) -> GrammarSource:
     tags, thinking = text.thinking(prompt.ids)
     return GrammarSource(
@@ -168,6 +205,7 @@ def _grammar_source(
         continues=not prompt.in_chat,
         tags=tags,
         thinking=thinking,
+        begun=begun,
     )
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from diskmoe.engine.text.gguf_tokenizer import tokenizer_files
 from diskmoe.experts.checkpoint import TensorPlan
-from diskmoe.experts.gguf_blocks import FLOATS, keeps_codes, keeps_numbers, own_format
+from diskmoe.experts.formats import FORMATS, expert_format, expert_formats
+from diskmoe.experts.gguf_blocks import FLOATS, exact_formats, keeps_codes
 from diskmoe.experts.gguf_file import MAGIC
 from diskmoe.experts.gguf_in import GgufCheckpoint
+from diskmoe.experts.manifest import Manifest
 from diskmoe.experts.safetensors_io import open_regular
 
 
@@ -38,36 +40,63 @@ def open_gguf(path: Path) -> tuple[GgufCheckpoint, dict[str, bytes]]:
     return checkpoint, {**files, "config.json": config.encode()}
 
 
-def best_expert_format(checkpoint: GgufCheckpoint, plan: TensorPlan) -> str | None:
-    """The format that experts get unless one is asked for; None: as they are.
+def best_expert_format(checkpoint: GgufCheckpoint, plan: TensorPlan) -> str:
+    """What is asked for experts unless somebody asks: that eight bits stay eight, and all else becomes
+    q4, or stays in the four bits that it has. Of gate and up, and of down."""
 
-    Eight bits stay eight and codes of MXFP4 stay such codes; everything else becomes q4.
-    """
-    kinds = checkpoint.expert_types(plan)
-    if kinds == {"MXFP4"}:
-        return None
-    return "q8" if kinds == {"Q8_0"} else "q4"
+    def best(kinds: set[str]) -> str:
+        eight = "Q8_0" in kinds and all("q8" in exact_formats(kind) for kind in kinds)
+        return "q8" if eight else "q4"
+
+    return expert_format(*map(best, checkpoint.expert_types(plan)))
 
 
-def describe_types(
-    checkpoint: GgufCheckpoint, plan: TensorPlan, experts: str | None, dense: str | None
-) -> str:
-    """What the file's quantised types become, in one line; empty when it has none.
-
-    experts, dense: the formats asked for; None keeps the numbers.
-    """
-    of_experts = checkpoint.expert_types(plan)
+def describe_types(checkpoint: GgufCheckpoint, manifest: Manifest) -> str:
+    """What the file's quantised types become, in one line; empty when it has none."""
+    made: dict[tuple[str, str], str] = {}  # (type, format) -> what that does to its numbers
+    for name, layout in manifest.layouts.items():
+        for kind in checkpoint.dense_types(name):
+            exact = layout.format in checkpoint.exact_formats(name)
+            made[kind, layout.format] = _fate(kind, layout.format, exact)
+    for kinds, fmt in _expert_parts(checkpoint, manifest):
+        for kind in kinds:
+            made[kind, fmt] = _fate(kind, fmt, fmt in exact_formats(kind))
     told: list[str] = []
     for kind in checkpoint.types:
-        if kind in FLOATS:
-            continue
-        target = experts if kind in of_experts else dense
-        if (target or own_format(kind)) == "f32":
-            told.append(f"{kind} widened to f32, exactly")
-        elif target is None or keeps_numbers(kind, target):
-            told.append(f"{kind} bit for bit")
-        elif keeps_codes(kind, target):
-            told.append(f"codes of {kind} kept, their steps rounded to 8 bits")
-        else:
-            told.append(f"{kind} dequantised, then quantised once")
+        fates: dict[str, list[str]] = {}
+        for fmt in FORMATS:
+            if kind not in FLOATS and (kind, fmt) in made:
+                fates.setdefault(made[kind, fmt], []).append(fmt)
+        told += [f"{kind} {fate} {' and '.join(formats)}" for fate, formats in fates.items()]
     return "; ".join(told)
+
+
+def _fate(kind: str, fmt: str, exact: bool) -> str:
+    if fmt == "f32":
+        return "widened exactly to"
+    if exact:
+        return "bit for bit in"
+    if keeps_codes(kind, fmt):
+        return "with its codes, and steps of 8 bits, in"
+    return "dequantised, then quantised once to"
+
+
+def _expert_parts(checkpoint: GgufCheckpoint, manifest: Manifest) -> list[tuple[set[str], str]]:
+    """(types in the file, the format that they get) of experts' gate and up, and of their down."""
+    formats = expert_formats(manifest.facts.expert_format)
+    return [*zip(checkpoint.expert_types(manifest.plan), formats, strict=True)]
+
+
+def what_keeping_costs(checkpoint: GgufCheckpoint, manifest: Manifest) -> str | None:
+    """What is to be said where experts are kept in f32 for want of a smaller format, if they are."""
+    parts = _expert_parts(checkpoint, manifest)
+    kinds = {kind for types, fmt in parts if fmt == "f32" for kind in types} - {*FLOATS}
+    if not kinds:
+        return None
+    layer = manifest.plan.experts[0]
+    pieces = checkpoint.experts(manifest.plan, layer).pieces(0)[:3]
+    times = manifest.facts.record_layout_of(layer.layer).nbytes / sum(p.nbytes for p in pieces)
+    return (
+        f"to keep every number of {', '.join(sorted(kinds))} takes f32, {times:.1f} times the bytes of "
+        "the experts; --experts q8 has 8.5 bits a weight and --experts q4 4.5"
+    )

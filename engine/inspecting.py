@@ -15,7 +15,6 @@ from typing import Any
 
 from diskmoe.engine.gguf_source import is_gguf, open_gguf
 from diskmoe.engine.model.config import ModelConfig, read_config
-from diskmoe.engine.model.families import FAMILIES
 from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import matrix_formats
 from diskmoe.engine.text.side import TextSide
@@ -23,7 +22,7 @@ from diskmoe.experts.budget import shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.gguf_in import GgufCheckpoint
-from diskmoe.experts.records import own_expert_format
+from diskmoe.experts.records import chosen_expert_format
 from diskmoe.experts.stored import experts_of
 
 
@@ -96,7 +95,7 @@ class Inspection:
             "stops": {str(token): why for token, why in self.text.stop_sources.items()},
             "chat_stops": {str(token): text for token, text in self.text.turn_ends.items()},
             "mtp_layers": list(stored.mtp_layers),
-            "mtp_announced": config.mtp_layers,
+            "mtp_announced": config.mtp_announced,
         }
 
     def lines(self) -> list[str]:
@@ -118,9 +117,8 @@ class Inspection:
             tokens = f"{text.tokenizer.kind}, {text.tokenizer.valid_count} tokens"
         cold = shown_bytes(self.cold_token_bytes)
         mtp = f"{len(stored.mtp_layers)} layer(s)" if stored.mtp_layers else "none"
-        announced = config.mtp_layers if FAMILIES[config.family].mtp == "extra_layer" else 0
-        if announced and not stored.mtp_layers:
-            mtp += f", though the config announces {announced}"
+        if config.mtp_announced and not stored.mtp_layers:
+            mtp += f", though the config announces {config.mtp_announced}"
         return [
             f"model     {self.path}: {config.family}, {_KINDS[stored.kind]}{coded}",
             f"shape     {layers}, hidden size {config.hidden}, vocabulary {config.vocab}",
@@ -232,7 +230,7 @@ def _checkpoint(checkpoint: Checkpoint, config: ModelConfig, plan: TensorPlan) -
     return Stored(
         kind="gguf" if isinstance(checkpoint, GgufCheckpoint) else "checkpoint",
         types=checkpoint.types,
-        expert_format=own_expert_format(checkpoint, plan),
+        expert_format=chosen_expert_format(checkpoint, plan, None),
         dense_formats=matrix_formats(checkpoint, config),
         total_bytes=sum(checkpoint.types.values()),
         expert_bytes=max(each, default=0),  # a model that drafts may have none

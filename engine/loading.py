@@ -22,7 +22,7 @@ from diskmoe.experts.budget import available_memory, shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.direct import DirectMode
-from diskmoe.experts.formats import FORMATS, format_for_bits, mtp_format
+from diskmoe.experts.formats import FORMATS, expert_formats, format_for_bits, mtp_format
 from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords
 from diskmoe.experts.stored import experts_of
@@ -67,7 +67,7 @@ class Opened:
     @property
     def kernel_formats(self) -> tuple[str, ...]:
         """The weight formats whose kernels a run needs."""
-        wanted = {self.records.expert_format, *self.dense_formats}
+        wanted = {*expert_formats(self.records.expert_format), *self.dense_formats}
         if self.mtp:
             wanted |= {mtp_format(name) for name in wanted}
         return tuple(name for name in FORMATS if name in wanted)
@@ -97,7 +97,8 @@ def _open_container(path: Path, options: Options) -> Opened:
         ("EXPERT_BITS", options.expert_bits, container.expert_format),
         ("DENSE_BITS", options.dense_bits, container.dense_format),
     ):
-        if bits is not None and format_for_bits(bits) != own:
+        held = {FORMATS[fmt].weight_bits for fmt in expert_formats(own)}
+        if bits is not None and held != {bits}:
             notes.append(f"{name}={bits} has no effect: the converted model is {own}")
     mtp = _wants_head(container, config, options, notes)
     return Opened(
@@ -130,7 +131,7 @@ def _open_checkpoint(path: Path, options: Options) -> Opened:
     )
     if expert_format is not None and FORMATS[expert_format].quantised:
         notes.append(
-            f"experts are quantised to {expert_format} at every miss; "
+            f"experts are put into {records.expert_format} at every miss; "
             "'diskmoe convert' does it once and makes each expert one read"
         )
     if options.verify:

@@ -13,7 +13,7 @@ from diskmoe.engine.settings import Value, did_you_mean, resolve
 
 Say = Callable[[str], None]
 
-TARGETS = ("q4", "q4g64", "q8", "mxfp4", "fp8", "bf16", "f32", "keep")
+TARGETS = ("q4", "q4g64", "q8", "q4_0", "q4_1", "int4", "mxfp4", "fp8", "bf16", "f32", "keep")
 CONVERT_FLAGS = {"--experts": True, "--dense": True}
 CONVERT_SETTINGS = ("EXPERT_BITS", "DENSE_BITS", "RAM_GB", "THREADS", "DEBUG", "VERBOSE")
 DEMO_FLAGS = {"--form": True, "--export": True, "--wheel": True, "--force": False}

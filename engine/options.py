@@ -8,11 +8,18 @@ from pathlib import Path
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.heads import KV_KIND
+from diskmoe.engine.setting_values import CONSTRAIN_WORDS
 from diskmoe.experts.policy import POLICIES
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
 from diskmoe.mtp.draft_model import DEFAULT_P_MIN
 
 DIRECT_WORDS = ("auto", "1", "0")
+
+
+def check_constrain(value: object) -> None:
+    """Raises BadRequest where a value says nothing about enforcing."""
+    if value not in CONSTRAIN_WORDS:
+        raise BadRequest(f"constrain is {value!r}; it must be one of {', '.join(CONSTRAIN_WORDS)}")
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,9 @@ class Options:
     the texts of this directory; draft_model: what the small model of this directory says, for as
     long as it gives it p_min; mtp: what the model's own head says, where it has one; None: and its
     memory can be had. guard: switch drafts off that are mostly wrong. parallel: texts at once, each
-    with a KV cache of its own.
+    with a KV cache of its own. constrain: what a run's grammar does that says nothing of its own. "0":
+    it drafts; "1": it is enforced; "mask", "check": it is enforced in this way of the two that "1"
+    chooses from.
 
     Raises:
         BadRequest: a value that is out of its range.
@@ -63,6 +72,7 @@ class Options:
     p_min: float = DEFAULT_P_MIN
     guard: bool = True
     mtp: bool | None = None
+    constrain: str = "0"
     parallel: int = 1
 
     def __post_init__(self) -> None:
@@ -113,6 +123,7 @@ class Options:
             )
         if self.prefetch not in ("0", "1", "count"):
             raise BadRequest(f"prefetch is {self.prefetch!r}; it must be 0, 1 or count")
+        check_constrain(self.constrain)
         if self.kv not in KV_KIND:
             raise BadRequest(f"kv is {self.kv!r}; it must be one of {', '.join(KV_KIND)}")
         if self.direct not in DIRECT_WORDS:

@@ -11,6 +11,7 @@ from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.predict import HIT_RATES, Speeds, TokenWork, token_seconds, weight_speed
 from diskmoe.experts.budget import MemoryPlan, shown_bytes
 from diskmoe.experts.disk import measure_disk
+from diskmoe.experts.formats import expert_formats
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class PlanReport:
         records, hidden = opened.records, opened.config.hidden
         with Workers(options.threads or usable_cores()[0]) as workers:
             dense = weight_speed(opened.dense_formats[-1], hidden, workers)
-            expert = weight_speed(records.expert_format, hidden, workers)
+            formats = dict.fromkeys(expert_formats(records.expert_format))
+            expert = min(weight_speed(fmt, hidden, workers) for fmt in formats)
         disk, how = None, "the model has no experts"
         if opened.config.moe_layers:
             nbytes = records.disk_bytes(opened.config.moe_layers[0], 0)

@@ -70,6 +70,11 @@ def prepare(path: str | Path, options: Options | None = None, say: Say = silent)
         BadRequest: something to draft with that cannot be used.
     """
     options = options or Options()
+    if options.draft == 0:  # else their memory would be taken for nothing
+        for name in ("draft_model", "corpus"):
+            if getattr(options, name) is not None:
+                say(f"note      {name.upper()}={getattr(options, name)} is not used: DRAFT=0")
+        options = replace(options, draft_model=None, corpus=None)
     opened = open_model(Path(path), options)
     for note in opened.notes:
         say(f"note      {note}")

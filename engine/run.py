@@ -14,7 +14,7 @@ from typing import Any
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.places import as_path, demo_dir, state_dir
 from diskmoe.engine.report import report_json, report_lines, settings_lines, shown
-from diskmoe.engine.settings import Value
+from diskmoe.engine.settings import SETTINGS, Value
 
 Say = Callable[[str], None]
 GUESSES = 16  # most drafts of a forward where neither a grammar nor DRAFT says it
@@ -36,6 +36,7 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
     for note in notes:
         if verbose or "was ignored" not in note:
             say(f"note      {note}")
+    say_without_effect(values, say)
     prompt = _prompt(values)
     if not isinstance(prompt, str):
         unused = [
@@ -50,7 +51,6 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
     for line in settings_lines(values, verbose):
         say(line)
     from diskmoe.engine.api import Model, prepare  # after the cheap refusals: it imports Numba
-    from diskmoe.engine.drafting import grammar_of
 
     options = replace(options_from(values), usage=usage_folder(values, say))
     prepared = prepare(path, options, say)
@@ -68,8 +68,7 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
             say(f"prompt    {len(prompt)} tokens, given as token ids")
             ids = prompt
         prepared.check_prompt(ids)
-        given, schema = values["GRAMMAR"].value, values["SCHEMA"].value
-        grammar = grammar_of(given, schema, prepared.text, say)
+        form = form_from(values, prepared.text, say)
         prepared = prepared.for_run(len(ids), values["NGEN"].value)
     except BaseException:
         prepared.close()
@@ -83,11 +82,53 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
             stop=stop_strings(values),
             ignore_eos=values["IGNORE_EOS"].value,
             on_prefill=prefill_progress(say),
-            grammar=grammar,
+            **form,
         )
         interrupted = not _stream(result, None if values["JSON"].value else write)
         _finish(model, result, values, say, write)
     return 130 if interrupted else 0
+
+
+def form_from(values: Mapping[str, Value], text: Any, say: Say) -> dict[str, Any]:
+    """What answers follow: arguments of ``Model.generate``. text: the model's ``TextSide``.
+
+    Raises:
+        BadGrammar, BadRequest: see ``grammar_of``; a trigger of nothing.
+    """
+    from diskmoe.engine.constraining import ThinkBudget
+    from diskmoe.engine.drafting import grammar_of
+
+    constrain, trigger = values["CONSTRAIN"].value, values["TRIGGER"].value
+    grammar = grammar_of(
+        values["GRAMMAR"].value,
+        values["SCHEMA"].value,
+        constrain,
+        text,
+        say,
+        blanks=values["SCHEMA_BLANKS"].value,
+        lax=values["SCHEMA_LAX"].value,
+    )
+    if trigger is not None and constrain == "0":
+        raise BadRequest("TRIGGER says where a grammar begins that is enforced: set CONSTRAIN=1")
+    budget, message = values["THINK_BUDGET"].value, values["THINK_MESSAGE"].value
+    if message is not None and budget is None:
+        say("note      THINK_MESSAGE has no effect without THINK_BUDGET")
+    return {
+        "grammar": grammar,
+        "triggers": () if trigger is None else (trigger,),
+        "thinking": None if budget is None else ThinkBudget(budget, message or ""),
+    }
+
+
+def say_without_effect(values: Mapping[str, Value], say: Say) -> None:
+    """A line for settings of the server that were given where there is none."""
+    unused = [
+        setting.name
+        for setting in SETTINGS
+        if setting.group == "serve" and values[setting.name].source != "default"
+    ]
+    if unused:
+        say(f"note      {', '.join(unused)} has no effect but on diskmoe serve")
 
 
 def _stream(result: Any, write: Say | None) -> bool:
@@ -194,6 +235,7 @@ def options_from(values: Mapping[str, Value]) -> Any:
         p_min=values["P_MIN"].value,
         guard=values["GUARD"].value,
         mtp=mtp,
+        constrain=values["CONSTRAIN"].value,
     )
 
 

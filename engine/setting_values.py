@@ -6,6 +6,8 @@ import difflib
 import math
 from collections.abc import Callable
 
+CONSTRAIN_WORDS = ("0", "1", "mask", "check")
+
 
 def integer(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:

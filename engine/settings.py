@@ -18,6 +18,7 @@ from typing import Any
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.setting_values import (
+    CONSTRAIN_WORDS,
     any_text,
     bits,
     choice,
@@ -67,6 +68,31 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("NGEN", integer(1, 1_000_000), 256, "most tokens to generate", "N", "what"),
     Setting("IGNORE_EOS", switch, False, "go on after the model's stop tokens", "", "what"),
     Setting("STOP", any_text, None, "stop before this text (\\n is a newline)", "TEXT", "what"),
+    Setting(
+        "CONSTRAIN",
+        choice(*CONSTRAIN_WORDS),
+        "0",
+        "1: the text must follow GRAMMAR or SCHEMA; mask and check: in this one way of the two",
+        "0|1|mask|check",
+        "what",
+    ),
+    Setting(
+        "TRIGGER",
+        any_text,
+        None,
+        "constrain from this word, /pattern/ or <[id]> of a token on, not from the start",
+        "TEXT",
+        "what",
+    ),
+    Setting(
+        "THINK_BUDGET",
+        integer(-1, 1_000_000),
+        None,
+        "most tokens of a thinking block, which is then ended; -1 any, 0 none",
+        "N",
+        "what",
+    ),
+    Setting("THINK_MESSAGE", any_text, None, "said before such an end", "TEXT", "what"),
     Setting("TEMP", number(0, 100), None, "temperature; 0 is greedy", "T", "sampling"),
     Setting("TOP_K", integer(0, 10_000_000), None, "keep the k likeliest; 0 all", "K", "sampling"),
     Setting("TOP_P", number(0, 1), None, "keep this share of probability", "P", "sampling"),
@@ -207,11 +233,30 @@ SETTINGS: tuple[Setting, ...] = (
         "GRAMMAR",
         any_text,
         None,
-        "draft what a grammar expects (GBNF, or the name of one of ours); never changes the text",
+        "draft what a grammar expects (GBNF, or the name of one of ours); by itself never changes "
+        "the text",
         "FILE",
         "drafts",
     ),
-    Setting("SCHEMA", any_text, None, "the same from a JSON Schema", "FILE", "drafts"),
+    Setting(
+        "SCHEMA", any_text, None, "the same from a JSON Schema: a file, or {...}", "FILE", "drafts"
+    ),
+    Setting(
+        "SCHEMA_BLANKS",
+        choice("flexible", "compact"),
+        "flexible",
+        "blanks between the parts of a schema's JSON: as people and programs set them, or none",
+        "flexible|compact",
+        "drafts",
+    ),
+    Setting(
+        "SCHEMA_LAX",
+        switch,
+        False,
+        "let pass, with a line, what of a schema cannot be enforced",
+        "0|1",
+        "drafts",
+    ),
     Setting(
         "GRAMMAR_DRAFT",
         integer(1, MAX_CAP),
@@ -221,6 +266,33 @@ SETTINGS: tuple[Setting, ...] = (
         "drafts",
     ),
     Setting("GUARD", switch, True, "switch drafts off that are mostly wrong", "0|1", "drafts"),
+    Setting("HOST", any_text, "127.0.0.1", "address to listen at", "ADDR", "serve", bare=False),
+    Setting(
+        "PORT", integer(0, 65535), 8080, "its port; 0 any that is free", "N", "serve", bare=False
+    ),
+    Setting(
+        "API_KEY", any_text, None, "what clients must send as their key", "KEY", "serve", bare=False
+    ),
+    Setting("PARALLEL", integer(1, 64), None, "texts at once; else 2", "N", "serve", bare=False),
+    Setting("QUEUE", integer(0, 100_000), 16, "requests that may wait", "N", "serve", bare=False),
+    Setting(
+        "REQUEST_SECONDS",
+        number(1, 1e7),
+        3600.0,
+        "after so long a request ends with what it has",
+        "S",
+        "serve",
+        bare=False,
+    ),
+    Setting(
+        "BODY_BYTES",
+        integer(1000, 1 << 30),
+        8 << 20,
+        "the longest body of a request",
+        "N",
+        "serve",
+        bare=False,
+    ),
     Setting("STATS", switch, True, "the report at the end", "0|1", "output"),
     Setting("JSON", switch, False, "one JSON object on stdout in place of the text", "", "output"),
     Setting("VERBOSE", switch, False, "all settings and sources", "", "output", bare=False),

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from diskmoe.experts.directory import check_model_directory, open_tensors, read_json_object
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.formats import GROUP
+from diskmoe.experts.formats import GROUP, chosen_format
 from diskmoe.experts.layer_experts import LayerExperts
 from diskmoe.experts.matrices import INT4_CODES, StoredMatrix, find_matrix
 from diskmoe.experts.naming import canonical_names, layer_of
@@ -179,8 +179,9 @@ class Checkpoint:
         return name in self._infos or name + INT4_CODES in self._infos
 
     def info(self, name: str) -> TensorInfo:
-        """Where the tensor lies; BadModel with its name and layer when there is none."""
-        info = self._infos.get(name)
+        """Where the tensor lies, or a matrix's codes; BadModel with its name and layer when there is
+        none."""
+        info = self._infos.get(name) or self._infos.get(name + INT4_CODES)
         if info is None:
             raise self._missing(name)
         return info
@@ -198,9 +199,13 @@ class Checkpoint:
             f"({len(self._infos)} tensors in {len(self.files)} files)"
         )
 
-    def own_format(self, name: str) -> str:
-        """The format that keeps the tensor's values exactly: bf16, fp8, or f32."""
-        return self.matrix(name).own_format
+    def exact_formats(self, name: str) -> set[str]:
+        """The formats that keep every number of the tensor, f32 among them."""
+        return self.matrix(name).exact_formats
+
+    def format_for(self, name: str, asked: str | None) -> str:
+        """The format that the matrix gets where `asked` is wanted (`formats.chosen_format`)."""
+        return chosen_format(self.exact_formats(name), asked)
 
     def f32(self, name: str) -> npt.NDArray[np.float32]:
         """The whole tensor in f32, in its own shape."""

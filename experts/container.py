@@ -12,7 +12,8 @@ and offsets against the layouts that they must have. Each file's ``__metadata__`
 * all files: ``format_version``, ``source`` (fingerprint of what was converted, and how),
   ``config`` (digest of config.json: other numbers there would give other text without a word),
   ``checksums`` = JSON {record or tensor name: BLAKE2b-64 in hex} (earlier dense files have none),
-  ``expert_format``, ``hidden``, ``ffn``, ``n_experts``, ``biased`` = "1" where records have biases
+  ``expert_format`` (one, or that of gate and up + that of down: ``q4_0+q4_1``), ``hidden``, ``ffn``,
+  ``n_experts``, ``biased`` = "1" where records have biases
 * experts: ``layers`` = JSON list of the one
 * dense: ``dense`` = JSON {name: {format, shape}} of the matrices, ``dense_format``, ``layers`` =
   JSON list, ``mtp_layers`` = JSON list of those that are MTP layers (q8 in a q4 model: four bits

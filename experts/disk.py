@@ -1,10 +1,14 @@
-"""How fast does a disk give expert records? Asked before a run, and by ``bench disk``.
+"""How fast does a disk give expert records, and take files? Asked before a run or a conversion, and
+by ``bench disk``.
 
 The rule of this file: what is timed are reads as a run makes them, of whole records at random
 places, by the same reader; and never of what memory holds already.
 """
 
+import os
 import random
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -51,6 +55,25 @@ def measure_disk(
         reader.close()
     way = direct_way() if used else "plain reads of what is not cached"
     return speed, f"random reads of {nbytes} bytes, {n_threads} at a time, {way}"
+
+
+def write_speed(folder: Path, most_bytes: int = 64 << 20, seconds: float = 0.5) -> float | None:
+    """Bytes per second of writing one file and of waiting until the disk has it.
+
+    The file has no name that could stay behind. None where there is no room to try, or writing
+    fails: whoever means it will hear why.
+    """
+    block = os.urandom(4 << 20)  # nothing that a file system could press together
+    try:
+        most_bytes = min(most_bytes, shutil.disk_usage(folder).free // 4)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            begin, written = time.perf_counter(), 0
+            while written + len(block) <= most_bytes and time.perf_counter() - begin < seconds:
+                written += file.write(block)
+            os.fsync(file.fileno())
+            return written / (time.perf_counter() - begin) if written else None
+    except OSError:
+        return None
 
 
 def pages(nbytes: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.formats import FORMATS, mtp_format
+from diskmoe.experts.formats import FORMATS, expert_formats, mtp_format
 from diskmoe.experts.safetensors_io import Header, parse_json, shown
 from diskmoe.experts.tiles import RecordLayout, record_layout
 
@@ -62,7 +62,7 @@ def read_facts(dense: Header) -> Facts:
         raise BadModel(f"{dense.path}: metadata mtp_layers {shown(mtp_layers)} are no layers of it")
     return Facts(
         dense_format=_format(dense, "dense_format"),
-        expert_format=_format(dense, "expert_format"),
+        expert_format=_format(dense, "expert_format", of_experts=True),
         hidden=_count(dense, "hidden"),
         ffn=_count(dense, "ffn"),
         n_experts=_count(dense, "n_experts", least=1 if layers else 0),
@@ -93,9 +93,10 @@ def text_of(header: Header, key: str) -> str:
     return value
 
 
-def _format(header: Header, key: str) -> str:
+def _format(header: Header, key: str, of_experts: bool = False) -> str:
     value = text_of(header, key)
-    if value not in FORMATS:
+    parts = expert_formats(value) if of_experts else (value,)
+    if not set(parts) <= set(FORMATS):
         raise BadModel(
             f"{header.path}: {key} {shown(value)} is unknown; there are {', '.join(FORMATS)}"
         )

@@ -1,9 +1,10 @@
 """The weights in GGUF's blocks: as f32, or in the numbers of one of our formats.
 
 The rule of this file: what a format of ours can say exactly is put in its numbers and never rounded:
-Q8_0 is q8, MXFP4 is mxfp4, Q4_0's codes are q8 values. Codes of Q4_0, Q4_1 and Q4_K stay what they
-are in q4 too; there a group's step and zero are rounded to the 8 bits that q4 has for each. All other
-types become f32 by the ``gguf`` package, exactly, and are quantised once.
+Q4_0 is q4_0, or q4_1 beside others, Q4_1 is q4_1, MXFP4 mxfp4, Q8_0 q8, which has the numbers of
+Q4_0, Q5_0 and IQ4_NL too. Codes of Q4_0, Q4_1 and Q4_K stay what they are in q4; there a group's step
+and zero are rounded to the 8 bits that q4 has for each. All other types become f32 by the ``gguf``
+package, exactly, and are quantised once.
 
 A block is a row's next 32 weights (256 in the k-types): scales first, then codes. With four bits
 the lower halves of 16 bytes are the first 16 weights, the upper halves the others.
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.formats import GROUP, Quantised, widen_bf16
+from diskmoe.experts.formats import FORMATS, GROUP, Quantised, widen_bf16
 from diskmoe.experts.gguf_file import BLOCKS
 from diskmoe.experts.safetensors_io import TensorInfo, shown
 from diskmoe.experts.tiles import Bytes, Floats
@@ -28,26 +29,28 @@ QUANTISED = (
     *("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
 )
 SUPPORTED = (*FLOATS, *QUANTISED)
-_OWN = {"BF16": "bf16", "Q8_0": "q8", "Q4_0": "q8", "MXFP4": "mxfp4"}  # what keeps every number
-_KEPT = {
-    *(("Q8_0", "q8"), ("MXFP4", "mxfp4"), ("Q4_0", "q8")),
-    *(("Q4_0", "q4"), ("Q4_1", "q4"), ("Q4_K", "q4")),
+_EXACT = {  # what keeps every number, beside f32
+    "BF16": ("bf16",),
+    "Q4_0": ("q4_0", "q4_1", "q8"),
+    "Q4_1": ("q4_1",),
+    "Q5_0": ("q8",),
+    "Q8_0": ("q8",),
+    "IQ4_NL": ("q8",),
+    "MXFP4": ("mxfp4",),
 }
+_CODES_IN_Q4 = ("Q4_0", "Q4_1", "Q4_K")
 
 
-def own_format(kind: str) -> str:
-    """The format of ours that keeps a type's numbers exactly."""
-    return _OWN.get(kind, "f32")
+def exact_formats(kind: str) -> set[str]:
+    """The formats of ours in which no number of this type changes."""
+    return {"f32", *_EXACT.get(kind, ())}
 
 
 def keeps_codes(kind: str, fmt: str) -> bool:
     """Whether `numbers` puts this type's codes into format `fmt` as they are."""
-    return (kind, fmt) in _KEPT
-
-
-def keeps_numbers(kind: str, fmt: str) -> bool:
-    """Whether no number of this type changes in format `fmt`."""
-    return fmt == "f32" or own_format(kind) == fmt
+    if fmt == "q4":
+        return kind in _CODES_IN_Q4
+    return FORMATS[fmt].quantised and fmt in exact_formats(kind)
 
 
 def wide(raw: Bytes, kind: str, cols: int) -> Floats:
@@ -71,13 +74,17 @@ def numbers(raw: Bytes, kind: str, cols: int, fmt: str) -> Quantised:
     """
     rows = _blocks(raw, kind, cols)
     blocks = rows.reshape(len(rows), -1, BLOCKS[kind][1])
-    if kind == "Q8_0":
-        values = blocks[..., 2:].view(np.int8).reshape(len(rows), cols)
-        return Quantised(np.ascontiguousarray(values), _halves(blocks, 0))
     if kind == "MXFP4":
         return Quantised(_nibbles(blocks[..., 1:]), np.ascontiguousarray(blocks[..., 0]))
-    if kind == "Q4_0" and fmt == "q8":
-        return Quantised(_nibbles(blocks[..., 2:]).view(np.int8) - np.int8(8), _halves(blocks, 0))
+    if fmt == "q8":
+        return Quantised(_signed(blocks, kind), _halves(blocks, 0))
+    if fmt == "q4_1":
+        codes, steps = _nibbles(blocks[..., 4 if kind == "Q4_1" else 2 :]), _halves(blocks, 0)
+        with np.errstate(all="ignore"):  # what is no number is found
+            low = _halves(blocks, 2) if kind == "Q4_1" else steps * np.float16(-8)
+        return Quantised(codes, steps, minima=low)
+    if fmt == "q4_0":
+        return Quantised(_nibbles(blocks[..., 2:]), _halves(blocks, 0))
     if kind == "Q4_K":
         codes = _nibbles(blocks[..., 16:].reshape(len(rows), -1, GROUP))
         step, low = _k_steps(blocks)
@@ -107,6 +114,21 @@ def _nibbles(packed: Bytes) -> Bytes:
     """u8 (rows, blocks, 16, or 32 of two groups) -> codes u8 (rows, blocks * 32, or * 64)."""
     codes = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=2)
     return codes.reshape(codes.shape[0], -1)
+
+
+def _signed(blocks: Bytes, kind: str) -> npt.NDArray[np.int8]:
+    """What blocks that begin with an f16 step multiply it by, i8 (rows, columns)."""
+    if kind == "Q8_0":
+        values = np.ascontiguousarray(blocks[..., 2:]).view(np.int8)
+        return values.reshape(len(blocks), -1)
+    if kind == "Q5_0":  # the upper bits of all 32 come first
+        upper = np.unpackbits(np.ascontiguousarray(blocks[..., 2:6]), axis=2, bitorder="little")
+        codes = _nibbles(blocks[..., 6:]) | upper.reshape(len(blocks), -1) << np.uint8(4)
+        return codes.view(np.int8) - np.int8(16)
+    codes = _nibbles(blocks[..., 2:])
+    if kind == "IQ4_NL":
+        return np.array(gguf.quants.IQ4_NL.kvalues, np.int8)[codes]
+    return codes.view(np.int8) - np.int8(8)
 
 
 def _k_steps(blocks: Bytes) -> tuple[Floats, Floats]:

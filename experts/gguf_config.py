@@ -85,7 +85,6 @@ def common(facts: Facts) -> Config:
         "max_position_embeddings": facts.integer("context_length"),
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": facts.number("rope.freq_base", 10_000.0),
-        "num_experts_per_tok": facts.integer("expert_used_count"),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in facts.tensors,
         "torch_dtype": "bfloat16",
@@ -94,6 +93,8 @@ def common(facts: Facts) -> Config:
         key = f"tokenizer.ggml.{name}_token_id"
         if facts.metadata.has(key):
             config[f"{name}_token_id"] = facts.metadata.value(key, int)
+    if facts.integer("expert_count", 0):
+        config["num_experts_per_tok"] = facts.integer("expert_used_count")
     scaling = _rope_scaling(facts)
     return config if scaling is None else {**config, "rope_scaling": scaling}
 

@@ -15,9 +15,9 @@ from diskmoe.experts.checkpoint import TensorPlan
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.gguf_blocks import (
     FLOATS,
+    exact_formats,
     keeps_codes,
     numbers,
-    own_format,
     refuse_unsupported,
     wide,
 )
@@ -65,9 +65,9 @@ class GgufExperts:
         if plan.biased:
             self._biases.append(self._checked("ffn_down_exps.bias", (plan.hidden, 1)))
 
-    def own_format(self) -> str:
-        own = {own_format(matrices.whole.dtype) for matrices in self._weights}
-        return own.pop() if len(own) == 1 else "f32"
+    def exact_formats(self) -> tuple[set[str], set[str]]:
+        gate, up, down = (exact_formats(matrices.whole.dtype) for matrices in self._weights)
+        return gate & up, down
 
     def pieces(self, expert: int) -> list[TensorInfo]:
         return [matrices.piece(expert) for matrices in self._weights + self._biases]

@@ -134,9 +134,23 @@ def _layer_types(facts: Facts) -> list[str]:
     return [kinds[bool(seen)] for seen in listed[: facts.layers]]
 
 
-def _mixtral(facts: Facts) -> Config:
+def _dense(facts: Facts, model_type: str, name: str) -> Config:
+    """Of models without experts, which draft for others."""
+    _whole_rope(facts)
+    if facts.integer("expert_count", 0):
+        raise facts.bad("expert_count", f"is not 0, and a {model_type} has no experts")
+    return {
+        "model_type": model_type,
+        "architectures": [f"{name}ForCausalLM"],
+        **_grouped_query(facts),
+        "intermediate_size": facts.integer("feed_forward_length"),
+    }
+
+
+def _llama(facts: Facts) -> Config:
+    """Mixtral's files have the same name."""
     if not facts.integer("expert_count", 0):
-        raise facts.bad("expert_count", "is missing or 0: a dense model, and this is for experts")
+        return _dense(facts, "llama", "Llama")
     _whole_rope(facts)
     _softmax(facts)
     return {
@@ -357,7 +371,9 @@ CONFIGS: Mapping[str, Callable[[Facts], Config]] = {
     "olmoe": _olmoe,
     "glm4moe": _glm4moe,
     "gpt-oss": _gpt_oss,
-    "llama": _mixtral,
+    "llama": _llama,
+    "qwen2": lambda facts: _dense(facts, "qwen2", "Qwen2"),
+    "qwen3": lambda facts: _dense(facts, "qwen3", "Qwen3"),
     "qwen2moe": _qwen2moe,
     "minimax-m2": _minimax_m2,
     "granitemoe": _granitemoe,

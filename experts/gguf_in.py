@@ -21,9 +21,9 @@ from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, TensorPlan
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.gguf_blocks import (
     FLOATS,
+    exact_formats,
     keeps_codes,
     numbers,
-    own_format,
     refuse_unsupported,
     wide,
 )
@@ -71,10 +71,10 @@ class GgufCheckpoint(Checkpoint):
         """A tensor under the file's own name, or the first that one under the hub's is made of."""
         return self._infos[name] if name in self._infos else self._recipe(name).sources[0]
 
-    def own_format(self, name: str) -> str:
+    def exact_formats(self, name: str) -> set[str]:
         recipe = self._recipe(name)
-        own = {own_format(info.dtype) for info in recipe.sources}
-        return own.pop() if recipe.make is None and len(own) == 1 else "f32"
+        kinds = {info.dtype for info in recipe.sources}
+        return exact_formats(kinds.pop()) if recipe.make is None and len(kinds) == 1 else {"f32"}
 
     def f32(self, name: str) -> Floats:
         shape = self._recipe(name).shape
@@ -113,14 +113,15 @@ class GgufCheckpoint(Checkpoint):
     def experts(self, plan: TensorPlan, layer: ExpertTensors) -> GgufExperts:
         return GgufExperts(self.path, self._infos, plan, layer.layer)
 
-    def expert_types(self, plan: TensorPlan) -> set[str]:
-        """The types that experts of the layers before an MTP head have."""
-        return {
-            piece.dtype
-            for layer in plan.experts
-            if not layer.mtp
-            for piece in self.experts(plan, layer).pieces(0)[:3]
-        }
+    def dense_types(self, name: str) -> set[str]:
+        """The types of what a dense tensor is made of."""
+        return {info.dtype for info in self._recipe(name).sources}
+
+    def expert_types(self, plan: TensorPlan) -> tuple[set[str], set[str]]:
+        """The types of gate and up, and of down, of experts of the layers before an MTP head."""
+        layers = [self.experts(plan, layer) for layer in plan.experts if not layer.mtp]
+        kinds = [[piece.dtype for piece in layer.pieces(0)[:3]] for layer in layers]
+        return {kind for of in kinds for kind in of[:2]}, {of[2] for of in kinds}
 
     def verify(self, plan: TensorPlan) -> None:
         """Every planned tensor is there, of a known type and of the right shape, and there is none

@@ -163,8 +163,11 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             }
         ),
         "llama": Architecture(
-            {**_ATTENTION, "ffn_gate_inp.weight": "block_sparse_moe.gate.weight"}, paired=True
+            {**_ATTENTION, **_DENSE, "ffn_gate_inp.weight": "block_sparse_moe.gate.weight"},
+            paired=True,
         ),
+        "qwen2": Architecture({**_ATTENTION, **_DENSE}),
+        "qwen3": Architecture({**_ATTENTION, **_DENSE}),
         "qwen2moe": Architecture(
             {**_ATTENTION, **_DENSE, **_ROUTER, **_SHARED_ONE},
             remade=switch_recipe,

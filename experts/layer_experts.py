@@ -12,8 +12,8 @@ Read = Callable[[TensorInfo, Bytes], Bytes]  # (what to read, room for it) -> it
 class LayerExperts(Protocol):
     """The experts of a layer, and how their records are made."""
 
-    def own_format(self) -> str:
-        """The format that keeps the weights exactly."""
+    def exact_formats(self) -> tuple[set[str], set[str]]:
+        """The formats that keep every number of gate and up, and those that keep down's."""
         ...
 
     def pieces(self, expert: int) -> list[TensorInfo]:

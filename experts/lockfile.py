@@ -22,20 +22,21 @@ _WRITE_SECONDS = 10.0  # a younger lock without a number is being written
 
 
 @contextmanager
-def locked(directory: Path, moved_to: Path) -> Iterator[None]:
+def locked(directory: Path, moved_to: Path, name: str = LOCK_NAME) -> Iterator[None]:
     """Hold the lock of `directory`; BadOutput when another process holds it.
 
     `moved_to`: where the directory, and the lock in it, may be when the lock is given back.
+    `name`: of the file.
     OSError when the directory cannot be written.
     """
-    lock = directory / LOCK_NAME
+    lock = directory / name
     ours = f"{os.getpid()} {psutil.Process().create_time():.2f}"
     if not _create(lock, ours):
         _take_over(lock, ours)
     try:
         yield
     finally:
-        for place in (lock, moved_to / LOCK_NAME):
+        for place in (lock, moved_to / name):
             with contextlib.suppress(OSError):
                 if _read(place) == ours:
                     place.unlink()
@@ -49,7 +50,7 @@ def _take_over(lock: Path, ours: str) -> None:
         if _age_seconds(guard) > _WRITE_SECONDS:
             guard.unlink(missing_ok=True)  # its maker was killed
         raise BadOutput(
-            f"{lock.parent}: another conversion is just beginning there; wait for it, "
+            f"{lock.parent}: another process is just beginning there; wait for it, "
             f"or try again in {_WRITE_SECONDS:g} seconds"
         )
     try:
@@ -70,8 +71,8 @@ def _refuse_held(lock: Path) -> None:
         pid, began_seconds = 0, None
     if began_seconds is None or _is_running(pid, began_seconds):
         raise BadOutput(
-            f"{lock.parent}: {f'process {pid}' if pid else 'another process'} is converting into "
-            f"it; wait until it is done, or name another directory"
+            f"{lock.parent}: {f'process {pid}' if pid else 'another process'} is at work "
+            f"in it; wait until it is done, or name another directory"
         )
 
 

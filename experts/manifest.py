@@ -24,7 +24,7 @@ from diskmoe.experts.container import (
 )
 from diskmoe.experts.facts import FORMAT_VERSION, Facts
 from diskmoe.experts.formats import mtp_format
-from diskmoe.experts.records import own_expert_format
+from diskmoe.experts.records import chosen_expert_format
 from diskmoe.experts.safetensors_io import TensorSpec, file_nbytes, read_into
 from diskmoe.experts.tiles import matrix_layout
 
@@ -32,7 +32,8 @@ from diskmoe.experts.tiles import matrix_layout
 class Manifest:
     """The files of the container that `plan` and the formats make of a checkpoint.
 
-    A format of None stands for the checkpoint's own precision.
+    A format of None stands for the checkpoint's own precision, q4 also for four bits that weights are
+    in already (`formats.chosen_format`).
     """
 
     def __init__(
@@ -45,10 +46,10 @@ class Manifest:
         self.plan = plan
         self.vectors = [tensor for tensor in plan.dense if tensor.kind == "vector"]
         matrices = [tensor for tensor in plan.dense if tensor.kind == "matrix"]
-        formats = {t.name: dense_format or checkpoint.own_format(t.name) for t in matrices}
+        formats = {t.name: checkpoint.format_for(t.name, dense_format) for t in matrices}
         facts = Facts(
             dense_format=_most_common(formats, matrices),
-            expert_format=expert_format or own_expert_format(checkpoint, plan),
+            expert_format=chosen_expert_format(checkpoint, plan, expert_format),
             hidden=plan.hidden,
             ffn=plan.ffn,
             n_experts=plan.n_experts,

@@ -226,6 +226,49 @@ def quantise_q4(weights, codes, scales, zeros, row_scales):  # pragma: no cover 
     return -1
 
 
+@kernel
+def quantise_lines(weights, codes, lines, has_minima, in_bf16):  # pragma: no cover - compiled
+    """weights f32 (rows, cols) -> codes u8 (rows, >= cols), lines u16 (1 or 2, rows, groups): the bits
+    of scales and of minima, f16 or bf16. See `quantise_q8` for the result.
+
+    Without minima code 8 stands for zero and the largest weight gets code 0: its scale may be negative.
+    """
+    rows, cols = weights.shape
+    for row in range(rows):
+        for group in range(lines.shape[2]):
+            first = group * 32
+            last = min(first + 32, cols)
+            if _largest(weights, row, first, last) < np.float32(0.0):
+                return row
+            bottom = weights[row, first]
+            top = bottom
+            for col in range(first, last):
+                bottom = min(bottom, weights[row, col])
+                top = max(top, weights[row, col])
+            if has_minima:
+                lines[1, row, group] = f16_bits(bottom)
+                low, middle = f16_value(lines[1, row, group]), np.float32(0.0)
+                scale = (top - low) / np.float32(15.0)
+            else:
+                low, middle = np.float32(0.0), np.float32(8.0)
+                scale = (top if top > -bottom else bottom) / np.float32(-8.0)
+            if in_bf16:
+                wide = np.int64(np.float32(scale).view(np.uint32))
+                bits = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16
+                scale = np.uint32(bits << 16).view(np.float32)
+            else:
+                bits = f16_bits(scale)
+                scale = f16_value(bits)
+            lines[0, row, group] = bits
+            for col in range(first, last):
+                q = middle
+                if scale != np.float32(0.0):
+                    q = (weights[row, col] - low) / scale + middle
+                    q = min(max(q, np.float32(0.0)), np.float32(15.0))
+                codes[row, col] = np.uint8((q + _ROUND) - _ROUND)
+    return -1
+
+
 # ---- small floats --------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from diskmoe.experts.checksums import checksum
 from diskmoe.experts.container import Container
 from diskmoe.experts.direct import DirectMode, direct_way, probe_direct
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.formats import mtp_format
+from diskmoe.experts.formats import chosen_format, expert_format, expert_formats, mtp_format
 from diskmoe.experts.pacer import Pacer
 from diskmoe.experts.reader import FileReader
 from diskmoe.experts.safetensors_io import TensorInfo
@@ -140,16 +140,27 @@ class ContainerRecords(_Paced):
         self._reader.close()
 
 
-def own_expert_format(checkpoint: Checkpoint, plan: TensorPlan) -> str:
-    """The format that keeps the experts' own numbers: mxfp4, bf16, or f32 for F32 and F16."""
-    own = {experts_of(checkpoint, plan, layer).own_format() for layer in plan.experts}
-    return own.pop() if len(own) == 1 else "f32"
+def chosen_expert_format(checkpoint: Checkpoint, plan: TensorPlan, asked: str | None) -> str:
+    """The format that experts get where `asked` is wanted, None standing for their own numbers in the
+    smallest format that holds them (`formats.chosen_format`): one for gate and up of all layers, one
+    for down. MTP layers do not count: `formats.mtp_format` says what they get.
+    """
+    exact = [
+        experts_of(checkpoint, plan, layer).exact_formats()
+        for layer in plan.experts
+        if not layer.mtp
+    ]
+    parts = zip(*exact, strict=True) if exact else [[{"f32"}]] * 2
+    wanted = (None, None) if asked is None else expert_formats(asked)
+    return expert_format(
+        *(chosen_format(set.intersection(*of), one) for of, one in zip(parts, wanted, strict=True))
+    )
 
 
 class CheckpointRecords(_Paced):
     """Records made on the way in from an unconverted model: a few reads and a packing per expert.
 
-    `fmt` None keeps the experts' own numbers exactly (`own_expert_format`).
+    `fmt`: what is asked of `chosen_expert_format`; None keeps the experts' own numbers exactly.
     `io_threads` is how many loads run at once; each has a buffer for one matrix. Tensors lie anyhow
     in their files: a direct read takes the pages around one. `why` is the reason for a `direct`
     other than "auto".
@@ -167,7 +178,7 @@ class CheckpointRecords(_Paced):
     ) -> None:
         self._stored = {layer.layer: experts_of(checkpoint, plan, layer) for layer in plan.experts}
         self._mtp_layers = {layer.layer for layer in plan.experts if layer.mtp}
-        fmt = fmt or own_expert_format(checkpoint, plan)
+        fmt = chosen_expert_format(checkpoint, plan, fmt)
         self.expert_format = fmt
         self.record_layout = record_layout(fmt, plan.hidden, plan.ffn, plan.biased)
         self._mtp_layout = record_layout(mtp_format(fmt), plan.hidden, plan.ffn, plan.biased)
@@ -233,7 +244,7 @@ class LayerRecords:
     def __init__(self, source: ContainerRecords | CheckpointRecords, layer: int) -> None:
         self._source = source
         self.record_layout = source.record_layout_of(layer)
-        self.expert_format = self.record_layout.gate.format
+        self.expert_format = self.record_layout.format
         self.layers = (layer,)
         self.n_experts = source.n_experts
         self.io_mode = source.io_mode

@@ -41,20 +41,24 @@ class StoredExperts:
         self._checkpoint = checkpoint
         self._tensors = tensors
         self._biased = plan.biased
-        self._ffn = plan.ffn
+        self._ffn, self._n_experts = plan.ffn, plan.n_experts
         if tensors.form == "codes" and (plan.hidden % GROUP or plan.ffn % GROUP):
             raise BadModel(
                 f"{checkpoint.path}: experts of {plan.ffn} x {plan.hidden} have no whole groups of "
                 f"{GROUP} columns, as MXFP4 has them: config.json is of another model"
             )
 
-    def own_format(self) -> str:
-        """The format that keeps the weights exactly."""
+    def exact_formats(self) -> tuple[set[str], set[str]]:
+        """The formats that keep every number of gate and up, and those that keep down's."""
         if self._tensors.form == "codes":
-            return CODES
-        # the experts of a layer share their type: one speaks for all
-        own = {self._checkpoint.own_format(name) for name in self._tensors.names(0)}
-        return own.pop() if len(own) == 1 else "f32"
+            return {CODES, "f32"}, {CODES, "f32"}
+        numbers = range(self._n_experts if self._tensors.form == "each" else 1)
+        names = [self._tensors.names(expert) for expert in numbers]
+        gate, up, down = (
+            set.intersection(*map(self._checkpoint.exact_formats, of))
+            for of in zip(*names, strict=True)
+        )
+        return gate & up, down
 
     def pieces(self, expert: int) -> list[TensorInfo]:
         """The parts of tensors that an expert is made of."""

@@ -5,11 +5,11 @@ a vector and never adds across lanes: a row's sum has one order, whatever the ve
 the quantised values or codes of one tile and group (of 32 or 64 columns, the first being k):
 
 * q8: blocks of 64 bytes for 4 columns; byte ``r*4 + i`` of block b is ``q[r, k + 4b + i]`` (int8)
-* q4, q4g64, mxfp4: blocks of 64 bytes for 8 columns; byte ``r*4 + i`` of block b is
+* codes of four bits: blocks of 64 bytes for 8 columns; byte ``r*4 + i`` of block b is
   ``q[r, k + 8b + i] | q[r, k + 8b + 4 + i] << 4``
-* scales of these: a section after the data, 64-aligned. f16 (q8) or e8m0 (mxfp4):
-  ``[tile][group][16]``; q4, q4g64: for each tile its groups' 16 scales u8 and 16 zeros u8, and
-  after the last group 16 row scales f32
+* scales of these: a section after the data, 64-aligned. f16 (q8, q4_0), bf16 (int4) or e8m0
+  (mxfp4): ``[tile][group][16]``; q4_1: ``[tile][group][2][16]``, scales and minima; q4, q4g64: for
+  each tile its groups' 16 scales u8 and 16 zeros u8, and after the last group 16 row scales f32
 * f32, bf16, fp8: ``[tile][column][16]`` of f32 / u16 / u8; f32 scales of fp8 ``[tile][block]``,
   a block being 128 columns, right behind the data
 
@@ -31,6 +31,8 @@ from diskmoe.experts.formats import (
     TILE,
     Quantised,
     dequantise,
+    expert_format,
+    expert_formats,
     quantise,
     round_to_bf16,
     value_shapes,
@@ -126,7 +128,8 @@ def matrix_layout(fmt: str, rows: int, cols: int) -> MatrixLayout:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """One expert: gate and up (ffn, hidden), down (hidden, ffn). Offsets in bytes."""
+    """One expert: gate and up (ffn, hidden), in one format, and down (hidden, ffn), in that or
+    another. Offsets in bytes."""
 
     gate: MatrixLayout
     up: MatrixLayout
@@ -136,6 +139,11 @@ class RecordLayout:
     down_offset: int
     nbytes: int  # a multiple of 4096
     bias_offsets: tuple[int, int, int] | None = None  # of gate, up, down; None: no biases
+
+    @property
+    def format(self) -> str:
+        """As `formats.expert_formats` takes it."""
+        return expert_format(self.gate.format, self.down.format)
 
     def parts(self) -> tuple[tuple[MatrixLayout, int, int], ...]:
         """(layout, begin, end) of gate, up, down."""
@@ -158,9 +166,11 @@ class RecordLayout:
 
 
 def record_layout(fmt: str, hidden: int, ffn: int, biased: bool = False) -> RecordLayout:
-    """The layout of an expert of `hidden` inputs and `ffn` neurons, all three matrices in `fmt`."""
-    inner = matrix_layout(fmt, ffn, hidden)
-    down = matrix_layout(fmt, hidden, ffn)
+    """The layout of an expert of `hidden` inputs and `ffn` neurons in `fmt`, one format or two
+    (`formats.expert_formats`)."""
+    of_inner, of_down = expert_formats(fmt)
+    inner = matrix_layout(of_inner, ffn, hidden)
+    down = matrix_layout(of_down, hidden, ffn)
     end = 2 * inner.nbytes + down.nbytes
     offsets = None
     if biased:
@@ -231,19 +241,25 @@ def _check_numbers(numbers: Quantised, layout: MatrixLayout) -> None:
     expected = [(values_shape, fmt.value_type), (scales_shape, fmt.scale_type)]
     if fmt.two_level:
         expected += [(scales_shape, np.uint8), ((layout.rows,), np.float32)]
+    if fmt.has_minima:
+        expected.append((scales_shape, fmt.scale_type))
     arrays = [array for array in numbers if array is not None]
     if [(a.shape, a.dtype) for a in arrays] != [(s, np.dtype(t)) for s, t in expected]:
         found = ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
         raise ValueError(f"{found} are no {layout.format} matrix of {layout.rows} x {layout.cols}")
-    values, scales, _, row_scales = numbers
+    values, scales, _, row_scales, minima = numbers
     if fmt.weight_bits == 4 and values.max() > 15:
         raise ValueError(f"a {layout.format} code is beyond 15")
     if row_scales is not None:
         is_number = np.isfinite(row_scales)
     elif layout.format == "fp8":
         is_number = (values & 0x7F != 0x7F).all() & np.isfinite(scales)
+    elif layout.format == "mxfp4":
+        is_number = scales != 0xFF
+    elif layout.format == "int4":
+        is_number = scales & 0x7F80 != 0x7F80
     else:
-        is_number = scales != 0xFF if layout.format == "mxfp4" else np.isfinite(scales)
+        is_number = np.isfinite(scales if minima is None else np.stack([scales, minima]))
     if not is_number.all():
         raise ValueError(f"a {layout.format} code or scale is not a number")
 
@@ -270,8 +286,18 @@ def unpack_values(packed: Bytes, layout: MatrixLayout) -> Quantised:
         unpack_two_level(packed_scales, scales, zeros, _row_bytes(row_scales))
         return Quantised(values, scales, zeros, row_scales)
     unsigned = np.dtype(f"u{scales.itemsize}")
+    if fmt.has_minima:
+        both = np.empty((*scale_shape, 2), fmt.scale_type)
+        unpack_scales(packed_scales.view(unsigned), _side_by_side(both))
+        scales, minima = both[..., 0].copy(), both[..., 1].copy()
+        return Quantised(values, scales, minima=minima)
     unpack_scales(packed_scales.view(unsigned), scales.view(unsigned))
     return Quantised(values, scales)
+
+
+def _side_by_side(both: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Scales and minima (rows, groups, 2) as `packers` take scales: of twice the groups."""
+    return both.reshape(len(both), -1).view(f"u{both.itemsize}")
 
 
 def _row_bytes(row_scales: npt.NDArray[np.float32]) -> Bytes:
@@ -315,6 +341,8 @@ def _pack_part(
     if scales.dtype == np.float32:
         section.view(np.float32)[:] = scales.reshape(-1)
         return
+    if numbers.minima is not None:
+        scales = _side_by_side(np.stack([scales, numbers.minima], axis=2))
     unsigned = np.dtype(f"u{scales.itemsize}")
     pack_scales(scales.view(unsigned), section.view(unsigned))
 
@@ -328,6 +356,8 @@ def packing_bytes(layout: MatrixLayout, bf16: bool) -> int:
         return 0 if own else elements * (4 if bf16 else 2)
     values, scales = value_shapes(layout.format, layout.rows, layout.cols)
     kept = values[0] * values[1] + scales[0] * scales[1] * np.dtype(fmt.scale_type).itemsize
+    if fmt.has_minima:
+        kept += 6 * scales[0] * scales[1]  # minima, and both again side by side
     search = 0
     if fmt.two_level:  # zeros, row scales; of quantise_q4: two numbers a weight, 14 more a lane
         kept += scales[0] * scales[1] + 4 * layout.rows

@@ -43,5 +43,6 @@ def two_level(codes: Bytes, step: Floats, low: Floats) -> Quantised:
         weights: Any = grouped[amiss] * step[amiss][..., None] + low[amiss][..., None]
         anew = quantise(weights.reshape(len(weights), -1), "q4")
         for kept, other in zip(found, anew, strict=True):
-            kept[amiss] = other  # type: ignore[index]
+            if kept is not None and other is not None:
+                kept[amiss] = other
     return found

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from diskmoe.experts.formats import mtp_format
+from diskmoe.experts.formats import expert_formats, mtp_format
 from diskmoe.experts.tiles import TILE, matrix_layout, pack
 
 
@@ -17,7 +17,7 @@ def compile_packers(formats: Iterable[str]) -> None:
     A program that packs on the way in calls this before it plans its memory: the compiler takes
     seconds and memory, and neither is wanted in the middle of an answer.
     """
-    wanted = [*formats]
+    wanted = {part for name in formats for part in expert_formats(name)}
     for fmt in {*wanted, *map(mtp_format, wanted)}:
         layout = matrix_layout(fmt, TILE, TILE)
         pack(np.zeros((TILE, TILE), np.float32), layout)

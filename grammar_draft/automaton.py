@@ -72,20 +72,22 @@ class TooMuch(Exception):
 class Automaton:
     """The states of a grammar, made as they are needed."""
 
-    def __init__(self, grammar: Grammar):
+    def __init__(self, grammar: Grammar, graph: Graph | None = None):
+        """graph: the grammar's, if there is one already."""
         self.name = grammar.name
         self.gave_up = 0  # bytes that were refused for their cost, not for the grammar
         self.work = 0  # frames touched since the start: the cost of everything not remembered
         # the count of work at which the byte at hand is refused; what the root begins with is as
         # large as the grammar has made it
         self._limit = 1 << 62
-        self._graph = Graph(grammar)
+        self._graph = graph or Graph(grammar)
         self._states: dict[tuple[int, ...], State] = {}
         self._tails: WeakValueDictionary[tuple[int, ...], Tail] = WeakValueDictionary()
         self._serial = 0
         self._bits: dict[int, tuple[int, ...]] = {}
+        self._bottom = self._tail((), True)
         empty = self._graph.empty[grammar.root]
-        self.start = self._called({grammar.root: ([], [self._tail((), True)])}, {}, empty)
+        self.start = self._called({grammar.root: ([], [self._bottom])}, {}, empty)
 
     def allowed(self, state: State) -> int:
         """The bytes that may come next, as a 256-bit set."""
@@ -126,9 +128,15 @@ class Automaton:
         """The id of the token that must come next, where a grammar names one."""
         if not state.tokens or state.allowed or state.may_end:
             return None
-        wanted = {edge[:2] for position, _ in state.items for edge in self._graph.tokens[position]}
+        wanted = self.named(state)
         number, negated = wanted.pop()
         return None if wanted or negated else number
+
+    def named(self, state: State) -> set[tuple[int, bool]]:
+        """The tokens that a grammar names here: (id, whether it is any other than this one)."""
+        if not state.tokens:
+            return set()
+        return {edge[:2] for position, _ in state.items for edge in self._graph.tokens[position]}
 
     def advance_token(self, state: State, token: int, data: bytes) -> State | None:
         """The state behind a whole token: named by the grammar, spelled by its bytes, or both."""
@@ -141,6 +149,18 @@ class Automaton:
                 if (number == token) != negated:
                     reached.append((behind, tail))
         return self._guarded(reached, spelled)
+
+    def parts(self, state: State) -> list[tuple[State, Tail]]:
+        """The stacks of a state by what stands below their tops: the tops as a state that may end
+        where they are complete, and the tail below."""
+        tops: dict[Tail, dict[int, list[Tail]]] = {}
+        for position, tail in state.items:
+            tops.setdefault(tail, {})[position] = [self._bottom]
+        return [(self._state(positions, False), tail) for tail, positions in tops.items()]
+
+    def below(self, tail: Tail) -> State | None:
+        """The state of what stands in a tail, once what is above it is complete."""
+        return self._guarded(list(tail.frames))
 
     # making states
 

@@ -2,7 +2,9 @@
 
 ``{"grammar": TEXT, "root": "root", "accept": [...], "reject": [...]}``; a string may be a list of
 segments, each a text, ``{"token": ID}`` or ``{"bytes": HEX}``. ``"ok": false`` says that the
-grammar cannot be used. Where ``root`` is null the first rule is it.
+grammar cannot be used. Where ``root`` is null the first rule is it. In place of a grammar there may
+be ``"schema"`` (a JSON Schema or its text, with ``profile``, ``whitespace``, ``lax``), ``"regex"`` or
+``"choices"``.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from typing import Any
 
 from diskmoe.grammar_draft.automaton import Automaton, State
 from diskmoe.grammar_draft.errors import BadGrammar
-from diskmoe.grammar_draft.gbnf import parse
+from diskmoe.grammar_draft.languages import from_choices, from_gbnf, from_regex, from_schema
+from diskmoe.grammar_draft.rules import Grammar
 
+_KINDS = ("grammar", "schema", "regex", "choices")
 _SHOWN = 60  # characters of a string in a message
 
 
@@ -26,7 +30,7 @@ class Tally:
 
     passed: int = 0
     failures: list[str] = field(default_factory=list)
-    skipped: int = 0  # lines that hold something else, a schema for instance
+    skipped: int = 0  # lines that hold something else
 
 
 def judge(lines: Iterable[str], name: str, strict: bool) -> Tally:
@@ -41,7 +45,7 @@ def judge(lines: Iterable[str], name: str, strict: bool) -> Tally:
             raise BadGrammar(f"line {number} is no JSON: {error}", name) from None
         if not isinstance(case, dict):
             raise BadGrammar(f"line {number} is no JSON object", name)
-        if "grammar" not in case or case.get("kind") == "lark":
+        if case.get("kind") == "lark" or not any(kind in case for kind in _KINDS):
             tally.skipped += 1
             continue
         label = f"{name}:{number} {case.get('name', '')}".rstrip()
@@ -53,9 +57,8 @@ def judge(lines: Iterable[str], name: str, strict: bool) -> Tally:
 
 
 def _judge(case: dict[str, Any], label: str, strict: bool, tally: Tally) -> None:
-    text = case["grammar"]
     try:
-        automaton = Automaton(parse(text, label, case.get("root") or _first(text), strict))
+        automaton = Automaton(_read(case, label, strict))
     except BadGrammar as error:
         if case.get("ok") is False:
             tally.passed += 1
@@ -75,6 +78,21 @@ def _judge(case: dict[str, Any], label: str, strict: bool, tally: Tally) -> None
                 shown = json.dumps(string, ensure_ascii=False)[:_SHOWN]
                 verb = "accept" if wanted else "reject"
                 tally.failures.append(f"{label}: must {verb} {shown}")
+
+
+def _read(case: dict[str, Any], label: str, strict: bool) -> Grammar:
+    if "grammar" in case:
+        text = case["grammar"]
+        root = case.get("root") or _first(text)
+        return from_gbnf(text, name=label, root=root, strict=strict)
+    if "schema" in case:
+        options = {key: case[key] for key in ("profile", "whitespace", "lax") if key in case}
+        if strict:
+            options.setdefault("profile", "llama.cpp")
+        return from_schema(case["schema"], name=label, **options)
+    if "regex" in case:
+        return from_regex(case["regex"], name=label)
+    return from_choices(case["choices"], name=label)
 
 
 def _first(text: str) -> str:

@@ -30,8 +30,7 @@ def check(grammar: Grammar, strict: bool) -> None:
     _check_size(grammar)
     if strict:
         return
-    if not grammar.ends[grammar.root]:
-        raise rule_error(grammar, grammar.root, _never_ends(grammar))
+    require_end(grammar)
     used = set(grammar.used)
     for number, rule in enumerate(grammar.rules):
         if rule.made:
@@ -40,6 +39,12 @@ def check(grammar: Grammar, strict: bool) -> None:
             grammar.notes.append(f"rule '{rule.name}' is never used")
         elif not grammar.ends[number]:
             grammar.notes.append(f"rule '{rule.name}' can never end and is left out")
+
+
+def require_end(grammar: Grammar) -> None:
+    """Refuses a grammar that no text can complete. Raises BadGrammar."""
+    if not grammar.ends[grammar.root]:
+        raise rule_error(grammar, grammar.root, _never_ends(grammar))
 
 
 def _check_size(grammar: Grammar) -> None:

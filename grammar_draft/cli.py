@@ -8,29 +8,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from diskmoe.grammar_draft.advice import warnings
 from diskmoe.grammar_draft.automaton import Automaton, State
 from diskmoe.grammar_draft.cases import judge
 from diskmoe.grammar_draft.errors import BadGrammar, place
+from diskmoe.grammar_draft.languages import from_choices, from_regex
 from diskmoe.grammar_draft.library import load, shipped
 from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.grammar_draft.schema.profiles import PROFILES
 
 Say = Callable[[str], None]
 
 USAGE = """\
 usage: diskmoe grammar check FILE [TEXT ...] [--root NAME] [--strict]
+       diskmoe grammar check SCHEMA.json [TEXT ...] [--profile NAME] [--compact] [--lax]
+       diskmoe grammar check --regex PATTERN | --choices A,B,... [TEXT ...]
        diskmoe grammar test CASES.jsonl [--strict]
 
 check reads a grammar (GBNF, or a JSON Schema) and says what is wrong with it or unwise in it; of
 each TEXT (@FILE reads one from a file) it says where it leaves the grammar, and which share of its
 bytes the grammar forces. FILE may be one of ours: {ours}.
-test judges cases, one JSON object a line:
+test judges cases, one JSON object a line, with "schema", "regex" or "choices" in place of "grammar":
   {{"grammar": "root ::= ...", "root": "root", "accept": ["..."], "reject": ["..."]}}
 
-  --root NAME   the rule to start from (default: root)
-  --strict      give the verdicts of llama.cpp, its limits and refusals included
+  --root NAME     the rule to start from (default: root)
+  --strict        give the verdicts of llama.cpp, its limits and refusals included
+  --profile NAME  how a schema is read: {profiles} (default: json-schema)
+  --compact       a schema's JSON has no blanks between its parts
+  --lax           let pass, with a line, what of a schema cannot be enforced
 """
 
 
@@ -39,41 +47,55 @@ def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     del env  # no variable concerns these commands
     command, *rest = [*words, ""]
     if not words or command == "help" or "--help" in words or "-h" in words:
-        print(USAGE.format(ours=", ".join(shipped())), end="")
+        profiles = ", ".join(profile.name for profile in PROFILES)
+        print(USAGE.format(ours=", ".join(shipped()), profiles=profiles), end="")
         return 0
     if command not in ("check", "test"):
         raise BadGrammar(f"unknown command grammar {command!r}; there are check and test")
-    strict, root, places = _options(rest[:-1])
-    if not places:
+    options, places = _options(rest[:-1])
+    if not places and not (options.regex or options.choices):
         raise BadGrammar(f"grammar {command} needs a file; see diskmoe grammar --help")
     try:
         if command == "check":
-            return _check(places, root, strict, say)
-        return _test(places, strict, say)
+            return _check(places, options, say)
+        return _test(places, options.strict, say)
     except BadGrammar as error:
         for line in error.excerpt.splitlines():
             say("  " + line)
         raise
 
 
-def _options(words: Sequence[str]) -> tuple[bool, str, list[str]]:
-    strict, root, places = False, "root", []
+@dataclass
+class _Options:
+    strict: bool = False
+    compact: bool = False
+    lax: bool = False
+    root: str = "root"
+    profile: str = "json-schema"
+    regex: str = ""
+    choices: str = ""
+
+
+def _options(words: Sequence[str]) -> tuple[_Options, list[str]]:
+    options, places = _Options(), []
     queue = list(words)
     while queue:
         word = queue.pop(0)
         flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--")
+        known = getattr(options, name, None) if flag.startswith("--") else None
         if word == "--":
             places += queue
             break
-        if word == "--strict":
-            strict = True
-        elif flag == "--root" and (equals or queue):
-            root = value if equals else queue.pop(0)
+        if known is False and not equals:
+            setattr(options, name, True)
+        elif isinstance(known, str) and (equals or queue):
+            setattr(options, name, value if equals else queue.pop(0))
         elif word.startswith("--"):
             raise BadGrammar(f"unknown option {word}; see diskmoe grammar --help")
         else:
             places.append(word)
-    return strict, root, places
+    return options, places
 
 
 def _test(places: Sequence[str], strict: bool, say: Say) -> int:
@@ -94,16 +116,25 @@ def _test(places: Sequence[str], strict: bool, say: Say) -> int:
     return 1 if failed else 0
 
 
-def _check(places: Sequence[str], root: str, strict: bool, say: Say) -> int:
+def _check(places: Sequence[str], options: _Options, say: Say) -> int:
     began = time.perf_counter()
-    grammar = load(places[0], root, strict)
+    if options.regex:
+        name, grammar = "regex", from_regex(options.regex)
+    elif options.choices:
+        name, grammar = "choices", from_choices(options.choices.split(","))
+    else:
+        name, *places = places
+        whitespace = "compact" if options.compact else "flexible"
+        grammar = load(
+            name, options.root, options.strict, None, options.profile, whitespace, options.lax
+        )
     automaton = Automaton(grammar)
     milliseconds = (time.perf_counter() - began) * 1e3
-    print(f"{places[0]}: fine, {_rules(grammar)}, read in {milliseconds:.1f} ms")
+    print(f"{name}: fine, {_rules(grammar)}, read in {milliseconds:.1f} ms")
     for line in warnings(grammar):
         say(f"warning: {line}")
     outside = 0
-    for text in places[1:]:
+    for text in places:
         data = Path(text[1:]).read_bytes() if text.startswith("@") else text.encode()
         verdict, fits = _verdict(automaton, data)
         shown = (
@@ -115,7 +146,7 @@ def _check(places: Sequence[str], root: str, strict: bool, say: Say) -> int:
 
 
 def _rules(grammar: Grammar) -> str:
-    count = sum(not rule.made for rule in grammar.rules)
+    count = sum(not rule.made for rule in grammar.rules) or len(grammar.used)
     return f"{count} rule{'s' if count != 1 else ''}"
 
 

@@ -32,6 +32,12 @@ class BadGrammar(Exception):
         super().__init__(f"{where} {message}".strip())
 
 
+class DeadEnd(BadGrammar):
+    """A text that cannot go on as its grammar says, or not be followed: no usage is to blame."""
+
+    exit_code = 1
+
+
 def place(text: str, position: int) -> tuple[int, int]:
     """Line and column of an index, both counted from 1."""
     before = text[:position]

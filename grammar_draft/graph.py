@@ -16,7 +16,7 @@ Three things make closures finite and small, whatever the grammar:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from diskmoe.grammar_draft.checks import MAX_STATES, cost, rule_error
@@ -66,12 +66,12 @@ class Graph:
         self._entries: dict[int, Heads] = {}
         self._shapes: dict[Ranges, list[tuple[tuple[int, int], ...]]] = {}
         self._new()  # END
-        self.order, self._family = self._sorted(grammar.used)
+        self.order, self.family = self._sorted(grammar.used)
         self._check_families(grammar)
 
     def _check_families(self, grammar: Grammar) -> None:
         """Each member of a family that is called from elsewhere needs a copy of the family."""
-        for family in set(self._family.values()):
+        for family in set(self.family.values()):
             size = sum(
                 cost(s) for rule in family for a in self._rules[rule].alternatives for s in a
             )
@@ -94,13 +94,17 @@ class Graph:
         """What a rule begins with, its being empty left aside (callers have a way past it)."""
         known = self._entries.get(rule)
         if known is None:
-            family = self._family.get(rule)
+            family = self.family.get(rule)
             if family is None:
                 known = self._closure(self._body(rule, END))._replace(ends=False)
             else:
                 known = self._solved(rule, family)
             self._entries[rule] = known
         return known
+
+    def called(self, rule: int) -> int:
+        """A position that calls a rule and is at the end behind it."""
+        return self._new(calls=((rule, END),), passes=[END] if self.empty[rule] else [])
 
     def _solved(self, rule: int, family: tuple[int, ...]) -> Heads:
         """The entry of a left-recursive rule: a copy of its family's bodies with their ends joined
@@ -236,45 +240,61 @@ class Graph:
         return list(found)
 
     def _sorted(self, used: list[int]) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
-        """Strongly connected components of first calls (Tarjan 1972, without recursion).
+        """The components of first calls.
 
         Returns (rank per rule, lower for callees; family per left-recursive rule).
         """
         leads = {rule: self._first_calls(rule) for rule in used}
-        index: dict[int, int] = {}
-        low: dict[int, int] = {}
-        order: dict[int, int] = {}
-        family: dict[int, tuple[int, ...]] = {}
-        stack: list[int] = []
-        for start in used:
-            if start in index:
-                continue
-            path = [(start, iter(leads[start]))]
-            index[start] = low[start] = len(index)
-            stack.append(start)
-            while path:
-                rule, rest = path[-1]
-                for other in rest:
-                    if other not in index:
-                        index[other] = low[other] = len(index)
-                        stack.append(other)
-                        path.append((other, iter(leads[other])))
-                        break
-                    if other not in order:
-                        low[rule] = min(low[rule], index[other])
-                else:
-                    path.pop()
-                    if path:
-                        low[path[-1][0]] = min(low[path[-1][0]], low[rule])
-                    if low[rule] == index[rule]:
-                        members = [stack.pop()]
-                        while members[-1] != rule:
-                            members.append(stack.pop())
-                        rank = len(order)
-                        order.update(dict.fromkeys(members, rank))
-                        if len(members) > 1 or rule in leads[rule]:
-                            family.update(dict.fromkeys(members, tuple(members)))
+        order = components(leads)
+        members: dict[int, list[int]] = {}
+        for rule, rank in order.items():
+            members.setdefault(rank, []).append(rule)
+        family = {
+            rule: tuple(members[rank])
+            for rule, rank in order.items()
+            if len(members[rank]) > 1 or rule in leads[rule]
+        }
         return order, family
+
+
+def components(leads: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """The strongly connected components of a graph (Tarjan 1972, without recursion).
+
+    Returns per node the number of its component, lower for what it leads to.
+    """
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    component: dict[int, int] = {}
+    count = 0
+    stack: list[int] = []
+    for start in leads:
+        if start in index:
+            continue
+        path = [(start, iter(leads[start]))]
+        index[start] = low[start] = len(index)
+        stack.append(start)
+        while path:
+            node, rest = path[-1]
+            for other in rest:
+                if other not in index:
+                    index[other] = low[other] = len(index)
+                    stack.append(other)
+                    path.append((other, iter(leads[other])))
+                    break
+                if other not in component:
+                    low[node] = min(low[node], index[other])
+            else:
+                path.pop()
+                if path:
+                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
+                if low[node] == index[node]:
+                    while True:
+                        member = stack.pop()
+                        component[member] = count
+                        if member == node:
+                            break
+                    count += 1
+    return component
 
 
 def _set(low: int, high: int) -> int:

@@ -6,10 +6,9 @@ from importlib import resources
 from pathlib import Path
 
 from diskmoe.grammar_draft.errors import BadGrammar
-from diskmoe.grammar_draft.gbnf import parse
+from diskmoe.grammar_draft.languages import from_gbnf, from_schema
 from diskmoe.grammar_draft.lexer import TokenId
 from diskmoe.grammar_draft.rules import Grammar
-from diskmoe.grammar_draft.schema import read_schema
 
 MAX_BYTES = 4 << 20
 
@@ -22,24 +21,33 @@ def shipped() -> list[str]:
 
 
 def load(
-    place: str, root: str = "root", strict: bool = False, token_id: TokenId | None = None
+    place: str,
+    root: str = "root",
+    strict: bool = False,
+    token_id: TokenId | None = None,
+    profile: str = "drafts",
+    whitespace: str = "flexible",
+    lax: bool = False,
 ) -> Grammar:
     """Reads the grammar at a path or, where no such file is, ours of that name.
 
-    A file whose text begins with { or [ is a JSON Schema, all others are GBNF.
+    A file whose text begins with { or [ is a JSON Schema, for which profile, whitespace and lax are
+    (see `from_schema`); all others are GBNF.
 
     Raises:
-        BadGrammar: no such file, one that is too large, or what `parse` and `read_schema` raise.
+        BadGrammar: no such file, one that is too large, or what the languages raise.
     """
     data = _data(place)
     if data.lstrip()[:1] in (b"{", b"["):
-        return read_schema(data, place)
-    return parse(data, place, root, strict, token_id)
+        return from_schema(data, profile=profile, whitespace=whitespace, lax=lax, name=place)
+    return from_gbnf(data, name=place, root=root, strict=strict, token_id=token_id)
 
 
-def load_schema(place: str) -> Grammar:
+def load_schema(
+    place: str, profile: str = "drafts", whitespace: str = "flexible", lax: bool = False
+) -> Grammar:
     """Reads the JSON Schema at a path. Raises BadGrammar as `load` does."""
-    return read_schema(_data(place), place)
+    return from_schema(_data(place), profile=profile, whitespace=whitespace, lax=lax, name=place)
 
 
 def _data(place: str) -> bytes:

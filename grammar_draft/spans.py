@@ -63,16 +63,19 @@ class Spans:
         self._merges: dict[tuple[int, int, State], bool] = {}
         self.restart()
 
-    def restart(self, prompt: Sequence[int] = (), thinking: bool = False) -> None:
+    def restart(
+        self, prompt: Sequence[int] = (), thinking: bool = False, begun: bool = False
+    ) -> None:
         """A new text begins behind a prompt, of which only habits are learned (and the last tokens
-        kept, for spelling). thinking: the prompt has opened a thinking block."""
+        kept, for spelling). thinking: the prompt has opened a thinking block. begun: it is known
+        that the text's first byte is the grammar's."""
         self._recent: tuple[int, ...] = ()
         self._held: tuple[Hashable, list[int]] | None = None  # a place, and the span with its last
         if prompt:
             self.walker.restart()
             self.accept(prompt)
             self._held = None
-        self.walker.restart(thinking)
+        self.walker.restart(thinking, begun)
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Tokens that were emitted."""

@@ -50,9 +50,13 @@ class Walker:
         self._work = automaton.work
         self.restart()
 
-    def restart(self, thinking: bool = False) -> None:
-        """A new text begins; what was learned stays. thinking: inside an opened block."""
+    def restart(self, thinking: bool = False, begun: bool = False) -> None:
+        """A new text begins; what was learned stays. thinking: inside an opened block. begun: it is
+        known that the first byte of the text, or behind that block, is the grammar's."""
         self.state: State | None = None
+        if begun and not thinking:
+            self.state = self.automaton.start
+        self._begun = begun
         self._blanks = b""  # the run of blanks the text ends in, out of place or not
         self._others: list[State] = []  # where the text may stand as well, when it is not sure
         self._fits = 0  # bytes that fitted since it was taken up
@@ -273,6 +277,8 @@ class Walker:
             self._seen = seen[-len(closing) + 1 :] if len(closing) > 1 else b""
             return b""
         self._thinking, self._seen, self._line_start = False, b"", True
+        if self._begun:
+            self.state = self.automaton.start
         return seen[at + len(closing) :]
 
 

@@ -107,11 +107,14 @@ class Composer:
         guard: bool = True,
         say: Callable[[str], None] = lambda line: None,
         known: dict[str, Acceptance] | None = None,
+        fits: Callable[[Sequence[int]], bool] = lambda chain: True,
     ) -> None:
         """forced: sources of near-certain spans; others: of guesses, of which the best is taken.
         most: drafts of a forward. guard: whether sources that are mostly wrong go off. say: gets
         one line when one does. known: how often models that draft were right in other texts, by
-        their name; it is added to. What is looked up is another matter in each text."""
+        their name; it is added to. What is looked up is another matter in each text. fits: whether
+        the text may go on by a chain at all, where a grammar is enforced: a draft that it forbids
+        is none."""
         known = {} if known is None else known
         self._forced = [_Entry(source) for source in forced]
         self._others = [_Entry(source) for source in others]
@@ -124,6 +127,7 @@ class Composer:
         self.planner = planner or Planner()
         self._guard = guard
         self._say = say
+        self._fits = fits
         self._chain: list[_Link] = []  # as worked out; what follows the submitted ones is watched
         self._submitted = 0
         self._at = 0  # drafts of the chain that were right by now
@@ -218,17 +222,19 @@ class Composer:
         return min(room, entry.guard.allowed(room + said) - said)
 
     def _links(self, entry: _Entry, room: int) -> list[_Link]:
-        """What a source says behind the chain, up to the first that is no id of the model and for as
-        long as the next may be of use."""
+        """What a source says behind the chain, up to the first that is no id of the model or is
+        forbidden, and for as long as the next may be of use."""
         room, said = self._allowed(entry, room), self._said(entry)
         found: list[_Link] = []
         if room <= 0:
             return found
         chances, reach = self._chances, math.prod(self._chances)
         began = time.perf_counter()
-        with closing(entry.source.drafts([link.draft.token for link in self._chain])) as drafts:
+        chain = [link.draft.token for link in self._chain]
+        with closing(entry.source.drafts(list(chain))) as drafts:
             for draft in drafts:
-                if not 0 <= draft.token < self._vocab_size:
+                chain.append(draft.token)
+                if not (0 <= draft.token < self._vocab_size and self._fits(chain)):
                     break
                 place = said + len(found)
                 link = _Link(entry, draft, place, entry.acceptance.chance(place, draft.grade))

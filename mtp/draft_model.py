@@ -10,7 +10,6 @@ drafts is there already, the rest of what was emitted goes through in one pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from itertools import count
 from typing import Literal, Protocol
 
 import numpy as np
@@ -19,7 +18,8 @@ import numpy.typing as npt
 from diskmoe.mtp.source import Draft
 
 Floats = npt.NDArray[np.float32]
-Guess = Callable[[Floats, int], int]
+# (logits, tokens that come first) -> the token, -1 for none, and its share of what may come
+Guess = Callable[[Floats, Sequence[int]], tuple[int, float]]
 
 DEFAULT_P_MIN = 0.4  # of drafts below it half were wrong (bench/LOG.md)
 _CHUNK = 256  # tokens that go through at once
@@ -58,8 +58,8 @@ class DraftModelSource:
         guess: Guess,
         p_min: float = DEFAULT_P_MIN,
     ) -> None:
-        """guess: (logits, tokens ahead of the next) -> a token, as the large model would choose it.
-        p_min: drafts end where the small model gives the next one less."""
+        """guess: the token that the large model would choose, were these its logits. p_min: drafts
+        end where the small model gives the next one less."""
         self.gave_up = ""
         self._model = model
         self._guess = guess
@@ -88,13 +88,15 @@ class DraftModelSource:
             rest = rest[len(part) :]
         if behind:
             return
-        for ahead in count(len(chain)):
+        said = list(chain)
+        while True:
             logits = self._feed(rest, "last")[0]
-            draft = self._draft(logits, ahead)
+            draft = self._draft(logits, said)
             if draft is None:
                 return
             yield draft
             rest = [draft.token]
+            said += rest
             if not self._can_read(rest, 0):
                 return
 
@@ -129,15 +131,12 @@ class DraftModelSource:
         self._fed += tokens
         return logits
 
-    def _draft(self, logits: Floats, ahead: int) -> Draft | None:
+    def _draft(self, logits: Floats, chain: Sequence[int]) -> Draft | None:
         """The next draft; None where the small model is not sure enough of it."""
         if not np.isfinite(logits).all():
             self.gave_up = "the small model computed what is no number"
             return None
-        most = logits.max()
-        total = float(np.exp(logits - most).sum())
-        token = self._guess(logits, ahead)
-        probability = float(np.exp(logits[token] - most)) / total
-        if probability < self._p_min:
+        token, share = self._guess(logits, chain)
+        if token < 0 or share < self._p_min:
             return None
-        return Draft(token, sum(probability >= least for least in _GRADE_FROM))
+        return Draft(token, sum(share >= least for least in _GRADE_FROM))

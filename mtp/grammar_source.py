@@ -34,16 +34,18 @@ class GrammarSource:
         continues: bool = False,
         tags: Tags | None = None,
         thinking: bool = False,
+        begun: bool = False,
     ) -> None:
         """cap: tokens of a span. continues: the text goes on where the prompt ends, else it begins
-        anew. tags: of the model's thinking blocks; thinking: the prompt has opened one."""
+        anew. tags: of the model's thinking blocks; thinking: the prompt has opened one. begun: it
+        is known that the text begins with the grammar."""
         walker = Walker(automaton, None if tags is None else (tags[0].encode(), tags[1].encode()))
         self._spans = Spans(walker, tokenizer, cap)
         self._cap = cap
-        if continues:
+        if continues and not begun:
             self._spans.accept(prompt)
         else:
-            self._spans.restart(prompt, thinking)
+            self._spans.restart(prompt, thinking, begun)
 
     @property
     def gave_up(self) -> str:

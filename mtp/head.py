@@ -29,15 +29,17 @@ import numpy.typing as npt
 from diskmoe.mtp.source import Draft
 
 Floats = npt.NDArray[np.float32]
-Guess = Callable[[Floats, int], int]
+# (logits, tokens that come first) -> the token, -1 for none, and its share of what may come
+Guess = Callable[[Floats, Sequence[int]], tuple[int, float]]
 
 MOST_DEPTH = 4  # drafts at once, those of others before them included
 WAITING_ROWS = 64  # rows that may wait to be absorbed; as many at once are a prompt's
 _SURE = (0.25, 0.5, 0.8)  # where grades begin: probabilities of the draft in the head's own eyes
 
 
-def _likeliest(logits: Floats, ahead: int) -> int:
-    return int(logits.argmax())
+def _likeliest(logits: Floats, chain: Sequence[int]) -> tuple[int, float]:
+    token = int(logits.argmax())
+    return token, 1 / float(np.exp(logits - logits[token]).sum())
 
 
 class _Cache(Protocol):
@@ -85,7 +87,7 @@ class MtpSource:
     def __init__(
         self, layer: MtpLayer, hidden: int, guess: Guess = _likeliest, reused: int = 0
     ) -> None:
-        """guess: the draft, from logits and how many places it is ahead of the next token.
+        """guess: the draft, from logits and the tokens before it that are drafts too.
         reused: rows at the start of the text that the model's cache has from the text before. Of
         these the head keeps what it has: positions are relative, so others may be missing."""
         self._layer = layer
@@ -127,16 +129,20 @@ class MtpSource:
         try:
             for token in chain:
                 state = self._fed([token], state[None])
-            for ahead in range(len(chain), MOST_DEPTH):
+            said = list(chain)
+            while True:
                 logits = self._layer.logits(state)
                 if not np.isfinite(logits).all():
                     self.gave_up = "it computed what is no number"
                     return
-                draft = self._draft(logits, ahead)
-                yield draft
-                if ahead + 1 == MOST_DEPTH or kv.length == kv.capacity:
+                token, share = self._guess(logits, said)
+                if token < 0:
                     return
-                state = self._fed([draft.token], state[None])
+                yield Draft(token, bisect_right(_SURE, share))
+                said.append(token)
+                if len(said) == MOST_DEPTH or kv.length == kv.capacity:
+                    return
+                state = self._fed([token], state[None])
         finally:
             kv.trim(absorbed)
 
@@ -155,8 +161,3 @@ class MtpSource:
         self._layer.run(z, prompt)
         self._layer.kv.advance(len(tokens))
         return self._layer.normed(z[-1])
-
-    def _draft(self, logits: Floats, ahead: int) -> Draft:
-        token = self._guess(logits, ahead)
-        shares = np.exp(logits - logits.max())
-        return Draft(token, bisect_right(_SURE, float(shares[token] / shares.sum())))

@@ -31,6 +31,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.grammar_draft.errors import DeadEnd
 from diskmoe.mtp.source import Draft, Odds
 
 
@@ -39,6 +40,11 @@ class Picker(Protocol):
 
     def pick(self, logits: npt.NDArray[np.float32]) -> int:
         """The token of the next place, as plain decoding has it."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether the text is over with the token picked last."""
         ...
 
 
@@ -57,6 +63,10 @@ class Judge(Picker, Protocol):
         """Two random numbers for the next place, in place of a pick."""
         ...
 
+    def take(self, token: int) -> None:
+        """This is the token of that place."""
+        ...
+
 
 def verify(
     picker: Picker,
@@ -67,17 +77,24 @@ def verify(
     """The tokens that a forward is good for: drafts that were right, then one that the model picked.
 
     logits (1 + drafts, vocab), of the row before the drafts and of each of them. A stop token ends
-    the list, as a draft too. What was picked last is the token to be fed next.
+    the list, as a draft too, and so does the picker when the text is over. What was picked last is
+    the token to be fed next. A place that has no token (DeadEnd) is none of the forward's when it
+    has others: without drafts those would have been emitted before it is found.
     """
     tokens: list[int] = []
     for place, row in enumerate(logits):
         draft = drafts[place] if place < len(drafts) else None
-        if draft is None or draft.odds is None or not isinstance(picker, Judge):
-            token = picker.pick(row)
-        else:
-            token = _judged(picker, row, draft.token, draft.odds)
+        try:
+            if draft is None or draft.odds is None or not isinstance(picker, Judge):
+                token = picker.pick(row)
+            else:
+                token = _judged(picker, row, draft.token, draft.odds)
+        except DeadEnd:
+            if not tokens:
+                raise
+            break
         tokens.append(token)
-        if draft is None or token != draft.token or token in stops:
+        if draft is None or token != draft.token or token in stops or picker.done:
             break
     return tokens
 
@@ -86,8 +103,16 @@ def _judged(judge: Judge, row: npt.NDArray[np.float32], token: int, odds: Odds) 
     """A draft that was drawn from `odds`, or what replaces it."""
     ids, probs = judge.probabilities(row)
     accept, choose = judge.uniforms()
-    if accept * _share(odds.ids, odds.probs, token) < _share(ids, probs, token):
-        return token
+    if accept * _share(odds.ids, odds.probs, token) >= _share(ids, probs, token):
+        token = _replaced(ids, probs, odds, choose)
+    judge.take(token)
+    return token
+
+
+def _replaced(
+    ids: npt.NDArray[np.int32], probs: npt.NDArray[np.float64], odds: Odds, choose: float
+) -> int:
+    """A token of max(p - q, 0), normalised."""
     at = np.searchsorted(ids, odds.ids)
     known = np.flatnonzero(at < len(ids))
     known = known[ids[at[known]] == odds.ids[known]]

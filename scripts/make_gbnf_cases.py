@@ -1,10 +1,12 @@
-"""Writes tests/golden/gbnf_cases.jsonl: what llama.cpp's own tests say about grammars.
+"""Writes tests/golden/gbnf_cases.jsonl and schema_cases.jsonl: what llama.cpp's own tests say about
+grammars and schemas.
 
-    python scripts/make_gbnf_cases.py EXTRACTED.jsonl LLAMA_CPP/grammars tests/golden/gbnf_cases.jsonl
+    python scripts/make_gbnf_cases.py EXTRACTED.jsonl LLAMA_CPP/grammars tests/golden
 
 EXTRACTED.jsonl holds one object a line, read out of llama.cpp's test sources (MIT licence): ``kind``
-"gbnf" with grammar, root, accept and reject, or "build" with grammar, root and ok. Only these facts
-are kept. To them come its example grammars, comments removed, with strings of our own.
+"gbnf" with grammar, root, accept and reject, "build" with grammar, root and ok, or "schema" with
+schema, accept and reject. Only these facts are kept. To them come its example grammars, comments
+removed, with strings of our own. Its tests of llguidance read schemas as the specification does.
 """
 
 from __future__ import annotations
@@ -60,21 +62,30 @@ def without_comments(text: str) -> str:
 
 
 def main() -> None:
-    extracted, grammars, out = map(Path, sys.argv[1:4])
-    records = []
+    extracted, grammars, golden = map(Path, sys.argv[1:4])
+    records: list[dict[str, object]] = []
+    schemas: list[dict[str, object]] = []
     for line in extracted.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         if record["kind"] in ("gbnf", "build"):
             records.append({key: record[key] for key in KEPT if key in record})
+        elif record["kind"] == "schema":
+            schema = json.loads(record["schema"])
+            profile = "json-schema" if "llguidance" in record["source"] else "llama.cpp"
+            case = {"name": record["name"], "profile": profile, "schema": schema}
+            if "DISABLED" in record["schema"]:
+                case["lax"] = True
+            schemas.append(case | {key: record[key] for key in ("accept", "reject")})
     for name, (accept, reject) in EXAMPLES.items():
         text = without_comments((grammars / f"{name}.gbnf").read_text(encoding="utf-8"))
         records.append(
             {"name": name, "grammar": text, "root": "root", "accept": accept, "reject": reject}
         )
-    with out.open("w", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    print(f"{len(records)} records in {out}")
+    for out, lines in (("gbnf_cases.jsonl", records), ("schema_cases.jsonl", schemas)):
+        with (golden / out).open("w", encoding="utf-8") as file:
+            for line in lines:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        print(f"{len(lines)} records in {golden / out}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Make the GGUF fixtures of tests/golden/gguf: tiny models and what llama.cpp says of them.
+"""Make the GGUF fixtures of tests/golden: tiny models and what llama.cpp says of them.
 
     pip install -e ".[oracle]" llama-cpp-python          # or its sources on PYTHONPATH
     PYTHONPATH=LLAMA_CPP:LLAMA_CPP/gguf-py:tests python scripts/make_gguf_golden.py [NAME ...]
@@ -8,6 +8,10 @@ checkpoint in the hub's layout, in f32, so that names, metadata and the order of
 ``NAME.json`` has what the checkpoint was drawn from (a config and a seed: tests draw the same one
 again) and the greedy tokens after a prompt that llama.cpp gives, with the least gap between the
 best and the second best logit. Plain test runs need neither llama.cpp nor torch.
+
+Those of ``golden/gguf`` are in f32. Names with a type, as ``qwen3_moe-Q4_0``, are of the same models,
+two blocks wide and in that type, in ``golden/gguf_blocks``: llama.cpp then rounds activations, to f16
+scales where ours are f32, and a choice has to be clearer.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny_gguf import golden_tensors
+from tiny_gguf import golden_tensors, rewrite
 from tiny_model import write_checkpoint
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -28,7 +32,10 @@ PROMPT = [3, 17, 42, 8, 29, 51, 11, 60, 200, 9]
 TOKENS = 24
 SEEDS = 500
 LEAST_MARGIN = 0.02
+LEAST_MARGIN_OF_BLOCKS = 0.15
 LEAST_DISTINCT = 8
+BLOCKS = ("qwen3_moe-Q4_0", "qwen3_moe-Q4_1")
+WIDE = {"hidden_size": 64, "moe_intermediate_size": 64, "rope_scaling": None}
 LARGEST_FILE = 400_000  # bytes: fixtures live in git
 SPECIAL = ("<|endoftext|>", "[gMASK]", "<|user|>", "<|observation|>", "<|im_end|>")
 
@@ -154,6 +161,15 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": (
         "MixtralForCausalLM",
         {"model_type": "mixtral", "num_local_experts": 4, "intermediate_size": 32},
+    ),
+    "llama": ("LlamaForCausalLM", {"model_type": "llama", "intermediate_size": 64}),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        {"model_type": "qwen2", "intermediate_size": 64, "tie_word_embeddings": True},
+    ),
+    "qwen3": (
+        "Qwen3ForCausalLM",
+        {"model_type": "qwen3", "head_dim": 16, "intermediate_size": 64, "num_key_value_heads": 2},
     ),
     "qwen2_moe": (
         "Qwen2MoeForCausalLM",
@@ -305,7 +321,7 @@ def converted(folder: Path, architecture: str, out: Path) -> None:
         made(folder, gguf.LlamaFileType.ALL_F32, out).write()
 
 
-def answer(path: Path) -> tuple[list[int], float]:
+def answer(path: Path, least_margin: float) -> tuple[list[int], float]:
     """(greedy tokens, least margin) of llama.cpp, with its caches in f32."""
     import llama_cpp
 
@@ -320,7 +336,7 @@ def answer(path: Path) -> tuple[list[int], float]:
         second, best = np.sort(logits)[-2:]
         margin = min(margin, float(best - second))
         tokens.append(int(logits.argmax()))
-        if margin < LEAST_MARGIN:
+        if margin < least_margin:
             break
         model.eval(tokens[-1:])
     model.close()
@@ -328,18 +344,25 @@ def answer(path: Path) -> tuple[list[int], float]:
 
 
 def make(name: str, out: Path) -> None:
-    architecture, settings = FIXTURES[name]
-    config = {"architectures": [architecture], **_COMMON, **settings}
+    family, _, kind = name.partition("-")
+    architecture, settings = FIXTURES[family]
+    config = {"architectures": [architecture], **_COMMON, **settings, **(WIDE if kind else {})}
+    types = {"norm": "F32", "ffn_gate_inp": "F32", "attn_output": kind, "output": "Q8_0", "": kind}
+    least_margin = LEAST_MARGIN_OF_BLOCKS if kind else LEAST_MARGIN
     mtp = any(config.get(key) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
     mtp = mtp or name == "qwen3_next"  # whose config does not announce it
-    target = out / f"{name}.gguf"
+    target = out / ("gguf_blocks" if kind else "gguf") / f"{name}.gguf"
+    target.parent.mkdir(exist_ok=True)
     for seed in range(SEEDS):
         with tempfile.TemporaryDirectory() as folder:
             write_checkpoint(Path(folder), config, golden_tensors(config, seed, mtp))
             write_tokenizer(Path(folder))
-            converted(Path(folder), architecture, target)
-        tokens, margin = answer(target)
-        if margin >= LEAST_MARGIN and len(set(tokens)) >= LEAST_DISTINCT:
+            plain = Path(folder) / "plain.gguf" if kind else target
+            converted(Path(folder), architecture, plain)
+            if kind:
+                rewrite(plain, target, types)
+        tokens, margin = answer(target, least_margin)
+        if margin >= least_margin and len(set(tokens)) >= LEAST_DISTINCT:
             break
     else:
         raise SystemExit(f"{name}: no seed below {SEEDS} is clear enough")
@@ -358,11 +381,10 @@ def make(name: str, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the GGUF fixtures of tests/golden/gguf.")
+    parser = argparse.ArgumentParser(description="Make the GGUF fixtures of tests/golden.")
     parser.add_argument("names", nargs="*")
-    names = parser.parse_args().names or list(FIXTURES)
-    out = Path(__file__).resolve().parents[1] / "tests" / "golden" / "gguf"
-    out.mkdir(exist_ok=True)
+    names = parser.parse_args().names or [*FIXTURES, *BLOCKS]
+    out = Path(__file__).resolve().parents[1] / "tests" / "golden"
     for name in names:
         make(name, out)
 

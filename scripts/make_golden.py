@@ -161,6 +161,18 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 0.5,
         },
     ),
+    "granitemoeshared": (
+        "granitemoeshared",
+        {
+            "num_local_experts": 6,
+            "intermediate_size": 32,
+            "shared_intermediate_size": 48,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 0.5,
+        },
+    ),
     "mixtral": (
         "mixtral",
         {"num_local_experts": 6, "intermediate_size": 32, "rope_theta": 1e6, "sliding_window": 5},
@@ -237,6 +249,21 @@ FIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "indexer_types": ["full", "shared"],
         },
     ),
+    "deepseek_v32": (
+        "deepseek_v32",
+        {
+            **_LATENT,
+            "q_lora_rank": 20,
+            "n_shared_experts": 1,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "rope_theta": 1e5,
+            "index_n_heads": 8,
+            "index_head_dim": 16,
+            "index_topk": 10,  # as of glm_moe_dsa
+        },
+    ),
     "glm4_moe_lite": (
         "glm4_moe_lite",
         {
@@ -284,6 +311,7 @@ def answer(folder: Path) -> tuple[list[list[float]], list[int], float]:
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+    torch.nn.Module.float(model)  # what was made of codes may be bf16 still
     ids, margin, prompt_logits = list(PROMPT), float("inf"), []
     with torch.no_grad():
         for _ in range(TOKENS):

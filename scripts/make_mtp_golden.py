@@ -36,6 +36,7 @@ FIXTURES = {
     "glm4_moe": {},
     "deepseek_v3": {},
     "glm4_moe_lite": {},
+    "glm_moe_dsa": {"indexer_types": ["full", "shared", "shared"]},
     "qwen3_next": HYBRID | {"mlp_only_layers": []},
     "qwen3_5_moe_text": HYBRID,
 }
@@ -49,7 +50,7 @@ def write_model(folder: Path, family: str, seed: int) -> None:
         config = json.loads((Path(name) / "config.json").read_text())
         tensors = load_file(Path(name) / "model.safetensors")
     told: dict[str, Any] = {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
-    told |= {key: config[key][:LAYERS] for key in config if key.endswith("layer_types")}
+    told |= {key: config[key][:LAYERS] for key in config if key.endswith("_types")}
     config |= told
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")

@@ -7,11 +7,42 @@ algorithm", 1970), which runs over code points and repeats each step until nothi
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from functools import cache
 
 Node = tuple  # ("text", str) ("set", negated, ranges) ("ref", name) ("seq"|"alt", nodes)
 #               ("repeat", node, low, high)
+
+
+LETTERS = 'ab"\n\u00e9\u20ac\U0001f600'
+
+
+def drawn(choose: random.Random) -> dict[str, Node]:
+    """A grammar of up to four rules, small enough for every one of its loops to be met."""
+    names = ["root", "x", "y", "z"][: choose.randint(1, 4)]
+
+    def node(depth: int) -> Node:
+        kind = choose.choice(("text", "text", "set", "ref", "ref", "seq", "alt", "repeat"))
+        if depth <= 0 and kind in ("seq", "alt", "repeat"):
+            kind = "text"
+        if kind == "text":
+            return ("text", "".join(choose.choices(LETTERS, k=choose.choice((0, 1, 1, 1, 2)))))
+        if kind == "set":
+            ranges = []
+            for _ in range(choose.randint(1, 3)):
+                low = ord(choose.choice(LETTERS)) + choose.randint(-1, 1)
+                ranges.append((low, low + choose.choice((0, 0, 1, 40, 3000))))
+            return ("set", choose.random() < 0.3, ranges)
+        if kind == "ref":
+            return ("ref", choose.choice(names))
+        if kind == "repeat":
+            low = choose.choice((0, 0, 1, 2))
+            high = choose.choice((None, low, low + 1, low + 2))
+            return ("repeat", node(depth - 1), low, high)
+        return (kind, [node(depth - 1) for _ in range(choose.randint(1, 3))])
+
+    return {name: node(3) for name in names}
 
 
 def gbnf(rules: dict[str, Node]) -> str:

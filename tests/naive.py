@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from diskmoe.engine.kernels.delta_shape import DeltaShape
 from diskmoe.engine.kernels.ffn_shape import SILU, Swiglu
-from diskmoe.engine.model.rope import Yarn
+from diskmoe.engine.model.rope import Llama3, Yarn
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -42,11 +42,12 @@ def matmul_quantised(
     scales: npt.NDArray[Any],
     zeros: npt.NDArray[np.uint8] | None = None,
     row_scales: Floats | None = None,
+    minima: npt.NDArray[np.float16] | None = None,
 ) -> Floats:
     """x (n, cols), weights as formats.quantise gives them -> (n, rows).
 
     The group sums are exact, the scale products, the running sum and its product by the row's
-    scale are rounded to f32.
+    scale are rounded to f32. A group's minima come behind its other weights.
     """
     rows, groups = scales.shape
     w = values.astype(np.int32).reshape(rows, groups, -1)
@@ -58,6 +59,9 @@ def matmul_quantised(
     for g in range(groups):
         dots = q[:, g] @ w[:, g].T
         total = fma(dots, x_scales[:, g, None] * w_scales[None, :, g], total)
+        if minima is not None:
+            of_group = minima[None, :, g].astype(np.float32)
+            total = fma(q[:, g].sum(axis=1)[:, None], x_scales[:, g, None] * of_group, total)
     return total if row_scales is None else total * row_scales
 
 
@@ -122,6 +126,22 @@ def yarn_frequencies(theta: float, dims: int, yarn: Yarn) -> Doubles:
     begin, end = max(begin, 0.0), min(end, dims - 1.0)
     shares = [min(max((i - begin) / (end - begin or 0.001), 0.0), 1.0) for i in pairs]
     return np.array([w * (1 - s + s / yarn.factor) for w, s in zip(plain, shares, strict=True)])
+
+
+def llama3_frequencies(theta: float, dims: int, scaling: Llama3) -> Doubles:
+    """(dims / 2,): pair by pair, by how many positions a turn takes."""
+    longest, shortest = scaling.trained / scaling.slow, scaling.trained / scaling.fast
+    found = []
+    for plain in theta ** (-2.0 * np.arange(dims // 2) / dims):
+        positions = 2 * np.pi / plain
+        if positions > longest:
+            found.append(plain / scaling.factor)
+        elif positions < shortest:
+            found.append(plain)
+        else:
+            share = (scaling.trained / positions - scaling.slow) / (scaling.fast - scaling.slow)
+            found.append(plain * (share + (1 - share) / scaling.factor))
+    return np.array(found)
 
 
 def rope(
@@ -284,6 +304,12 @@ def largest_of_blocks(
     if not np.isfinite(logits[mask]).all():
         return -2, maxima
     return (int(taken.argmax()) if mask.any() else -1), maxima
+
+
+def share_of(logits: Floats, allowed: npt.NDArray[np.uint64], token: int) -> float:
+    """The probability of a token among those that may be taken."""
+    taken = logits[mask_of(allowed, len(logits))].astype(np.float64)
+    return float(1 / np.exp(taken - logits[token]).sum())
 
 
 def weights(logits: Floats, largest: float, temperature: float) -> Doubles:

@@ -15,15 +15,16 @@ from tiny_model import Tensors, random_tensors
 
 FOLDER = Path(__file__).resolve().parent / "golden" / "gguf"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.gguf")))
+BLOCKS = tuple(sorted(path.stem for path in FOLDER.with_name("gguf_blocks").glob("*.gguf")))
 
 
 def golden_gguf(name: str) -> Path:
-    return FOLDER / f"{name}.gguf"
+    return (FOLDER.with_name("gguf_blocks") if name in BLOCKS else FOLDER) / f"{name}.gguf"
 
 
 def golden_facts(name: str) -> dict[str, Any]:
     """config, seed, prompt, greedy, ... of a fixture; see scripts/make_gguf_golden.py."""
-    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(golden_gguf(name).with_suffix(".json").read_text(encoding="utf-8"))
 
 
 def golden_tensors(config: dict[str, Any], seed: int, mtp: bool) -> Tensors:

@@ -194,6 +194,13 @@ _FAMILIES["glm_moe_dsa"] = {
     "index_head_dim": 24,
     "index_topk": 8,
 }
+_FAMILIES["deepseek_v32"] = {
+    **{k: v for k, v in _FAMILIES["deepseek_v3"].items() if k != "rope_interleave"},
+    "index_n_heads": 8,
+    "index_head_dim": 24,
+    "index_topk": 8,
+}
+_FAMILIES["granitemoeshared"] = {**_FAMILIES["granitemoe"], "shared_intermediate_size": 80}
 _FAMILIES["kimi_k2"] = {**_FAMILIES["deepseek_v3"], "n_group": 1, "topk_group": 1}
 _FAMILIES["kimi_k25"] = _FAMILIES["kimi_k2"]
 
@@ -267,10 +274,7 @@ def with_fp8(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], 
         largest = np.abs(blocks).reshape(rows, 128, cols, 128).max(axis=(1, 3))
         scales = (largest / 448).astype(np.float32)
         wide = np.repeat(np.repeat(scales, 128, 0), 128, 1)[: weights.shape[0], : weights.shape[1]]
-        numbers = _E4M3[:127]
-        between = (numbers[1:] + numbers[:-1]) / 2
-        codes = np.searchsorted(between, np.abs(weights / wide)).astype(np.uint8)
-        codes |= np.where(weights < 0, np.uint8(128), np.uint8(0))
+        codes = _nearest_e4m3(weights / wide)
         stored[name], stored[name + "_scale_inv"] = codes, scales
         exact[name] = _E4M3[codes] * wide
     method = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}
@@ -278,15 +282,50 @@ def with_fp8(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], 
     return config | {"quantization_config": method}, stored, exact
 
 
-def with_int4(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Stored, Tensors]:
-    """A model with its experts in packed int4: (config, what is stored, what it stands for)."""
+def with_fp8_factors(
+    config: dict[str, Any], tensors: Tensors, strategy: str
+) -> tuple[dict[str, Any], Stored, Tensors]:
+    """The same as compressed-tensors has it: a bf16 factor a row ("channel"), or for all of a matrix
+    ("tensor")."""
+    stored: Stored = dict(tensors)
+    exact = dict(tensors)
+    for name, weights in tensors.items():
+        if weights.ndim != 2 or ".layers." not in name or name.endswith("gate.weight"):
+            continue
+        largest = np.abs(weights).max(axis=1 if strategy == "channel" else (0, 1), keepdims=True)
+        scales = _rounded(largest / 400, "bf16")
+        stored[name] = _nearest_e4m3(weights / scales)
+        stored[name + "_scale"] = scales if strategy == "channel" else scales.reshape(1)
+        exact[name] = _E4M3[stored[name]] * scales
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
+    group = {"weights": weights, "targets": ["Linear"]}
+    method = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    method |= {"config_groups": {"group_0": group}, "ignore": ["lm_head", "re:.*mlp.gate$"]}
+    return config | {"quantization_config": method}, stored, exact
+
+
+def _nearest_e4m3(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    between = (_E4M3[1:127] + _E4M3[:126]) / 2
+    codes = np.searchsorted(between, np.abs(numbers)).astype(np.uint8)
+    return codes | np.where(numbers < 0, np.uint8(128), np.uint8(0))
+
+
+def with_int4(
+    config: dict[str, Any], tensors: Tensors, group: int = 32, scale_bits: int = 8
+) -> tuple[dict[str, Any], Stored, Tensors]:
+    """A model with its experts in packed int4: (config, what is stored, what it stands for).
+
+    With scales of five bits what it stands for are bf16 numbers, as which others hold them.
+    """
     stored: Stored = dict(tensors)
     exact = dict(tensors)
     for name, weights in tensors.items():
         if ".experts." not in name:
             continue
-        groups = weights.reshape(len(weights), -1, 32)
-        scales = _rounded(np.abs(groups).max(axis=2) / 7.5, "bf16")
+        groups = weights.reshape(len(weights), -1, group)
+        fractions, exponents = np.frexp(np.abs(groups).max(axis=2) / 7.5)
+        fractions = np.rint(fractions * 2**scale_bits) / 2**scale_bits
+        scales = np.ldexp(fractions, exponents).astype(np.float32)
         codes = np.clip(np.rint(groups / scales[:, :, None]), -8, 7)
         exact[name] = (codes * scales[:, :, None]).astype(np.float32).reshape(weights.shape)
         nibbles = (codes + 8).astype(np.uint8).reshape(len(weights), -1)
@@ -295,9 +334,11 @@ def with_int4(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any],
         stored[name + "_packed"], stored[name + "_scale"] = pairs.view(np.int32), scales
         stored[name + "_shape"] = np.array(weights.shape, np.int32)
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
-    group = {"weights": {**weights, "group_size": 32}, "targets": ["Linear"]}
+    of_all = {"weights": {**weights, "group_size": group}, "targets": ["Linear"]}
     method = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
-    method |= {"config_groups": {"group_0": group}, "ignore": ["lm_head", "re:.*self_attn.*"]}
+    plain = ["lm_head", "re:.*self_attn.*", "re:.*gate$", "re:.*shared.*"]
+    plain += [f"re:.*layers.{layer}.mlp.[^e].*" for layer in range(config["num_hidden_layers"])]
+    method |= {"config_groups": {"group_0": of_all}, "ignore": plain}
     return config | {"quantization_config": method}, stored, exact
 
 

@@ -22,6 +22,7 @@ from diskmoe.engine.kernels.ffn_shape import Swiglu
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.families import FAMILIES, Names
 from diskmoe.engine.model.latent_config import IndexerShape, LatentShape
+from diskmoe.engine.model.rope import Yarn
 from diskmoe.experts.formats import quantise, round_to_bf16, widen_bf16
 
 Floats = npt.NDArray[np.float32]
@@ -34,7 +35,7 @@ def held(weights: Floats, fmt: str) -> Floats:
         return weights
     if fmt == "bf16":
         return widen_bf16(round_to_bf16(weights))
-    values, scales, zeros, row_scales = quantise(weights, fmt)
+    values, scales, zeros, row_scales, _ = quantise(weights, fmt)
     rows, groups = scales.shape
     numbers = values.reshape(rows, groups, 32).astype(np.float32)
     steps = scales.astype(np.float32)
@@ -102,9 +103,12 @@ class Twin:
         """x (n, heads, dims) after rope, row i at position i."""
         config, magnitude = self.config, 1.0
         frequencies = config.rope_theta ** -(np.arange(0, config.rope_dims, 2) / config.rope_dims)
-        if config.yarn is not None:
-            frequencies = naive.yarn_frequencies(config.rope_theta, config.rope_dims, config.yarn)
-            magnitude = config.yarn.magnitude
+        scaling = config.rope_scaling
+        if isinstance(scaling, Yarn):
+            frequencies = naive.yarn_frequencies(config.rope_theta, config.rope_dims, scaling)
+            magnitude = scaling.magnitude
+        elif scaling is not None:
+            frequencies = naive.llama3_frequencies(config.rope_theta, config.rope_dims, scaling)
         interleaved = config.rope_layout == "interleaved"
         return naive.rope(x, frequencies, 0, interleaved, magnitude).astype(np.float32)
 

@@ -4,7 +4,8 @@ The rule of this file: a row's outputs are computed by the same operations in th
 whatever other rows are computed with it, how many tiles, and on which path.
 
 * Integer formats, group by group: ``acc = fma(f32(dot), x_scale * w_scale, acc)``, with dot an
-  exact int32 sum; where rows have scales too, ``acc * row_scale`` at the end.
+  exact int32 sum; where groups have minima, then ``acc = fma(f32(sum(x)), x_scale * minimum, acc)``;
+  where rows have scales too, ``acc * row_scale`` at the end.
 * f32, bf16: column k is added by fma to chain k % 4; the sum is (0 + 1) + (2 + 3).
 * fp8: such a sum for each block of 128 columns, then ``acc = fma(sum, w_scale, acc)``.
 """
@@ -62,6 +63,9 @@ FORMS: dict[str, Integers | Floats] = {
     "q4g64": Integers(4, 64, 1, own_zeros=True),
     "mxfp4": Integers(4, 32, 12, table=True),
     "fp8": Floats(8),
+    "q4_0": Integers(4, 32, 8),
+    "q4_1": Integers(4, 32, -1, minima=True),
+    "int4": Integers(4, 32, 8, bf16_scales=True),
 }
 
 
@@ -142,7 +146,9 @@ def emit_scale_bytes(b: Any, name: str, depth: Any) -> Any:
 
 
 def _scales_step(form: Integers) -> int:
-    """Bytes of a tile's scales, and zeros, of one group."""
+    """Bytes of a tile's scales, and zeros or minima, of one group."""
+    if form.minima:
+        return 4 * LANES
     return LANES if form.table else 2 * LANES
 
 
@@ -176,15 +182,21 @@ def _integers(
         totals = iter(carried)
         results = []
         for at, of_tile in zip(scales, dots, strict=True):
-            w_scales = [
-                _scales(b, path, form, plus(b, at, i * lanes * scale_nbytes), lanes)
-                for i in range(parts)
-            ]
-            for x, of_row in zip(xs, of_tile, strict=True):
+            of_parts = [plus(b, at, i * lanes * scale_nbytes) for i in range(parts)]
+            w_scales = [_scales(b, path, form, part, lanes) for part in of_parts]
+            minima: list[Any] = [None] * parts
+            if form.minima:
+                behind = [plus(b, part, LANES * scale_nbytes) for part in of_parts]
+                minima = [_scales(b, path, form, part, lanes) for part in behind]
+            for x, zero, of_row in zip(xs, zeros, of_tile, strict=True):
                 x_scale = splat(b, load(b, plus(b, x, form.group), F32, 4), lanes)
-                for dot, w_scale in zip(of_row, w_scales, strict=True):
+                for dot, w_scale, minimum in zip(of_row, w_scales, minima, strict=True):
                     product = b.fmul(w_scale, x_scale)
-                    results.append(fma(b, b.sitofp(dot, f32s), product, next(totals)))
+                    total = fma(b, b.sitofp(dot, f32s), product, next(totals))
+                    if minimum is not None:
+                        added = splat(b, b.sitofp(load(b, zero, I32, 4), F32), lanes)
+                        total = fma(b, added, b.fmul(minimum, x_scale), total)
+                    results.append(total)
         return results
 
     _, sums = loop(b, number(0), depth, 1, [begin] * count, group)
@@ -201,12 +213,15 @@ def _integers(
 
 
 def _scales(b: Any, path: Path, form: Integers, at: Any, lanes: int) -> Any:
-    """A group's scales of `lanes` weight rows, as f32."""
+    """A group's scales, or minima, of `lanes` weight rows, as f32."""
     if form.own_zeros:
         steps = b.zext(load(b, at, vector(I8, lanes)), vector(I32, lanes))
         return b.sitofp(steps, vector(F32, lanes))
     if form.table:
         return _e8m0_halved(b, b.zext(load(b, at, vector(I8, lanes)), vector(I32, lanes)))
+    if form.bf16_scales:
+        bits = b.zext(load(b, at, vector(I16, lanes), 2), vector(I32, lanes))
+        return b.bitcast(b.shl(bits, constant(bits.type, 16)), vector(F32, lanes))
     if path.name not in ("portable", "dotprod") and path.native:
         return b.fpext(load(b, at, vector(F16, lanes), 2), vector(F32, lanes))
     return widened_f16(b, load(b, at, vector(I16, lanes), 2))

@@ -9,7 +9,8 @@ processors multiply unsigned bytes by signed ones; 8-bit weights become such num
 that is the fast way. A prepared row therefore holds ``-zero * sum(x)`` of each group.
 
 Codes of q4 have a zero of their own in each weight row and group, in sixteenths of a step. Their
-sum is ``16 * sum(code * x) + own zero * (-sum(x))``: below 2**22, so f32 holds it too.
+sum is ``16 * sum(code * x) + own zero * (-sum(x))``: below 2**22, so f32 holds it too. Codes of q4_1
+have none: what its minima add is another product, of theirs and ``sum(x)``.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,6 +56,8 @@ class Integers:
     zero: int
     table: bool = False  # whether the four bits are e2m1 codes
     own_zeros: bool = False  # whether weight rows have zeros of their own; `zero` is then 1
+    minima: bool = False  # whether groups have minima, and dots no zero; `zero` is then -1
+    bf16_scales: bool = False  # of those that are neither `table` nor `own_zeros`; else f16
 
     @property
     def nbytes(self) -> int:
@@ -109,8 +112,10 @@ def _corrections(
     lanes: int,
 ) -> list[Any]:
     """What the sums of unsigned numbers are too large by, negated: by tile, row and part."""
-    sums = [splat(b, load(b, zero, I32, 4), lanes) for zero in zeros]
     parts = range(LANES // lanes)
+    if form.minima:
+        return [constant(vector(I32, lanes), 0)] * (tiles * len(zeros) * len(parts))
+    sums = [splat(b, load(b, zero, I32, 4), lanes) for zero in zeros]
     if not form.own_zeros:
         return [value for _ in range(tiles) for value in sums for _ in parts]
     native = path.native and path.name not in ("portable", "dotprod")

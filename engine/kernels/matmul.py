@@ -4,7 +4,7 @@ The rule of this file: a row's result does not depend on the other rows, on the 
 the work is split; `products.py` says how it is computed.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,24 @@ class Matrix:
     @property
     def kind(self) -> int:
         return KIND[self.layout.format]
+
+    def halves(self) -> tuple["Matrix", "Matrix"]:
+        """The first rows and the last, as many, of whole tiles each; the same memory."""
+        layout = self.layout
+        if layout.rows % 32:
+            raise ValueError(f"{layout.rows} rows have no halves of whole tiles")
+        tiles = layout.tiles // 2
+        data, scales = layout.sections(self.packed)
+        data_nbytes, scales_nbytes = len(data) // 2, len(scales) // 2
+        rest = replace(layout, rows=layout.rows // 2, tiles=tiles)
+        # the scales of a half are as far behind its data as they are in the whole
+        first = replace(rest, nbytes=layout.nbytes)
+        second = replace(
+            rest,
+            scales_offset=layout.scales_offset - data_nbytes + scales_nbytes,
+            nbytes=layout.nbytes - data_nbytes,
+        )
+        return Matrix(first, self.packed), Matrix(second, self.packed[data_nbytes:])
 
 
 @dataclass(frozen=True)

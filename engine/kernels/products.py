@@ -7,7 +7,7 @@ not compiled for each again. What is computed, and in which order, is said in `b
 A *prepared* row is what tile kernels read. For float formats it is the f32 row itself. For integer
 formats the row is quantised to int8 per group of columns with scale amax / 127; a group is its int8
 values, the f32 scale, and the int32 ``-zero * sum(values)``, where zero is what the format's stored
-weights are too large by, or 1 where groups have zeros of their own.
+weights are too large by, 1 where groups have zeros of their own, or -1 where they have minima.
 """
 
 from collections.abc import Callable
@@ -29,12 +29,13 @@ from diskmoe.engine.kernels.simd import (
     f32_at,
     i32_at,
     lane_of,
+    load_bf16,
     load_f16,
     store_one,
 )
 
 KIND = {name: kind for kind, name in enumerate(FORMS)}  # how kernels are told a format
-F32, BF16, Q8, Q4, Q4G64, MXFP4, FP8 = range(7)
+F32, BF16, Q8, Q4, Q4G64, MXFP4, FP8, Q4_0, Q4_1, INT4 = range(len(KIND))
 
 _TILE_KERNEL = types.void(*[types.int64] * 7)
 
@@ -100,7 +101,7 @@ def group_of(kind):  # pragma: no cover - compiled
     """Columns of a quantised activation group; 0 for float formats."""
     if kind == Q4G64:
         return 64
-    if kind == Q8 or kind == Q4 or kind == MXFP4:
+    if kind == Q8 or kind == Q4 or kind == MXFP4 or kind >= Q4_0:
         return 32
     return 0
 
@@ -132,7 +133,7 @@ def tile_bytes(kind, depth):  # pragma: no cover - compiled
     """Bytes of one tile's weights."""
     if kind == Q8 or kind == Q4G64:
         return depth * 512
-    if kind == Q4 or kind == MXFP4:
+    if kind == Q4 or kind == MXFP4 or kind >= Q4_0:
         return depth * 256
     if kind == BF16:
         return depth * 32
@@ -146,8 +147,10 @@ def scale_bytes(kind, depth):  # pragma: no cover - compiled
     """Bytes of one tile's scales."""
     if kind == Q4 or kind == Q4G64:
         return depth * 32 + 64
-    if kind == Q8:
+    if kind == Q8 or kind == Q4_0 or kind == INT4:
         return depth * 32
+    if kind == Q4_1:
+        return depth * 64
     if kind == MXFP4:
         return depth * 16
     if kind == FP8:
@@ -185,6 +188,10 @@ def prepare_row(kind, x, cols, out):  # pragma: no cover - compiled
             zero = 1
         elif kind == MXFP4:
             zero = 12
+        elif kind == Q4_1:
+            zero = -1
+        elif kind >= Q4_0:
+            zero = 8
         _prepare_32(zero, x, cols, out)
 
 
@@ -207,6 +214,7 @@ def unpack_row(kind, weights, scales, depth, lane, cols, out):  # pragma: no cov
     group = group_of(kind) if kind != FP8 else 128
     own_zero = 128
     row_scale = np.float32(0.0)
+    minimum = np.float32(-0.0)  # which changes no number
     if kind == Q4 or kind == Q4G64:
         row_scale = f32_at(scales + depth * 32 + lane * 4)
     for first in range(0, cols, group):
@@ -221,6 +229,11 @@ def unpack_row(kind, weights, scales, depth, lane, cols, out):  # pragma: no cov
             at = scales + number * 32 + (lane // 4) * 4
             scale = row_scale * np.float32((i32_at(at) >> (8 * (lane % 4))) & 255)
             own_zero = (i32_at(at + 16) >> (8 * (lane % 4))) & 255
+        elif kind == INT4:
+            scale = lane_of(load_bf16(scales + number * 32), lane)
+        elif kind == Q4_1:
+            scale = lane_of(load_f16(None, scales + number * 64), lane)
+            minimum = lane_of(load_f16(None, scales + number * 64 + 32), lane)
         else:
             scale = lane_of(load_f16(None, scales + number * 32), lane)
         for col in range(first, min(first + group, cols)):
@@ -238,6 +251,10 @@ def unpack_row(kind, weights, scales, depth, lane, cols, out):  # pragma: no cov
                     size = code & 7
                     value = np.float32(size if size < 4 else (2 + size % 2) << (size // 2 - 1))
                     value = (-value if code > 7 else value) * np.float32(0.5)
+                elif kind == Q4_1:
+                    value = np.float32(code)
+                elif kind >= Q4_0:
+                    value = np.float32(code - 8)
                 else:
                     value = np.float32(16 * code - own_zero)
-            store_one(out + col * 4, value * scale)
+            store_one(out + col * 4, value * scale + minimum)

@@ -13,9 +13,13 @@ import numpy as np
 
 from diskmoe.compiled.functions import inner, kernel
 from diskmoe.engine.kernels.simd import (
+    LANES,
+    add,
     address,
     bits_double,
+    chosen,
     double_bits,
+    exp,
     float_bits,
     fma,
     lane_max,
@@ -80,20 +84,28 @@ def largest_of_blocks(logits, allowed, maxima):  # pragma: no cover - compiled
     logits f32 (n,), allowed u64 (blocks or more,). Returns the lowest id of the largest of all:
     -1 where none may be taken, -2 where one that may is not finite.
     """
-    wrong = splat(np.float32(0.0))
+    zero, lowest = splat(np.float32(0.0)), splat(LOWEST)
+    wrong = zero
     fine = True
     best, best_block = LOWEST, -1
     for block in range(len(maxima)):
         first = block * BLOCK
         word = allowed[block]
         top = LOWEST
-        if word == ALL and first + BLOCK <= len(logits):
+        if word != np.uint64(0) and first + BLOCK <= len(logits):
             at = address(logits) + first * 4
-            lanes = splat(LOWEST)
-            for c in range(0, BLOCK * 4, 64):
-                v = load_f32(at + c)
-                lanes = larger(v, lanes)
-                wrong = fma(v, splat(np.float32(0.0)), wrong)  # infinities and NaN become NaN
+            lanes = lowest
+            if word == ALL:
+                for c in range(0, BLOCK, LANES):
+                    v = load_f32(at + c * 4)
+                    lanes = larger(v, lanes)
+                    wrong = fma(v, zero, wrong)  # infinities and NaN become NaN
+            else:
+                for c in range(0, BLOCK, LANES):
+                    v = load_f32(at + c * 4)
+                    bits = np.int64(word >> np.uint64(c))
+                    lanes = larger(chosen(bits, v, lowest), lanes)
+                    wrong = fma(chosen(bits, v, zero), zero, wrong)
             top = lane_max(lanes)
         elif word != np.uint64(0):
             for i in range(first, min(first + BLOCK, len(logits))):
@@ -122,9 +134,14 @@ def total_weight(logits, allowed, maxima, largest, temperature):  # pragma: no c
         if maxima[block] == LOWEST:
             continue
         first = block * BLOCK
-        if allowed[block] == ALL and first + BLOCK <= len(logits):
+        if first + BLOCK <= len(logits):
             for j in range(BLOCK):
                 part[j] = weight(logits[first + j], largest, temperature)
+            word = allowed[block]
+            if word != ALL:
+                for j in range(BLOCK):
+                    taken = (word >> np.uint64(j)) & np.uint64(1)
+                    part[j] = part[j] if taken != np.uint64(0) else 0.0
         else:
             for j in range(BLOCK):
                 part[j] = 0.0
@@ -140,6 +157,31 @@ def total_weight(logits, allowed, maxima, largest, temperature):  # pragma: no c
 
 
 @kernel
+def share_of(logits, allowed, maxima, token):  # pragma: no cover - compiled
+    """The probability f32 of a token among those that may be taken, at temperature 1: what a guess
+    is judged by, and no choice."""
+    largest = LOWEST
+    for block in range(len(maxima)):
+        largest = max(largest, maxima[block])
+    zero, down = splat(np.float32(0.0)), splat(-largest)
+    lanes, total = zero, np.float32(0.0)
+    for block in range(len(maxima)):
+        first = block * BLOCK
+        if maxima[block] == LOWEST:
+            continue
+        if first + BLOCK <= len(logits):
+            at = address(logits) + first * 4
+            for c in range(0, BLOCK, LANES):
+                v = exp(add(load_f32(at + c * 4), down))
+                lanes = add(chosen(np.int64(allowed[block] >> np.uint64(c)), v, zero), lanes)
+        else:
+            for i in range(first, len(logits)):
+                if allows(allowed, i):
+                    total += exp(logits[i] - largest)
+    return exp(logits[token] - largest) / (total + lane_sum(lanes))
+
+
+@kernel
 def at_least(logits, allowed, maxima, border, ids):  # pragma: no cover - compiled
     """The ids that may be taken with logits of `border` or more, ascending, to ids i32 (n,).
 
@@ -147,7 +189,7 @@ def at_least(logits, allowed, maxima, border, ids):  # pragma: no cover - compil
     """
     count = 0
     for block in range(len(maxima)):
-        if maxima[block] < border:
+        if maxima[block] < border or maxima[block] == LOWEST:
             continue
         first = block * BLOCK
         for i in range(first, min(first + BLOCK, len(logits))):

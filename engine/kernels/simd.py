@@ -250,6 +250,19 @@ sigmoid = _elementwise(1, _emit_sigmoid)
 silu = _elementwise(1, _emit_silu)  # x / (1 + e**-x)
 
 
+@compiled
+def chosen(typing_context, bits, a, b):
+    """Lane i of `a` where bit i of an int64 is set, of `b` elsewhere."""
+
+    def generate(context, builder, signature, args):
+        mask = builder.bitcast(
+            builder.trunc(args[0], ir.IntType(LANES)), ir.VectorType(ir.IntType(1), LANES)
+        )
+        return builder.select(mask, args[1], args[2])
+
+    return f32x16(types.int64, f32x16, f32x16), generate
+
+
 def _halves_joined(builder: Any, value: Any, lanes: int, join: Any) -> Any:
     """Lane i joined with lane i + half of the vector, again and again until `lanes` are left."""
     while value.type.count > lanes:

@@ -14,7 +14,7 @@ from diskmoe.compiled.functions import inner, kernel
 from diskmoe.engine.kernels import emit
 from diskmoe.engine.kernels.emit import F32, I8, I32, constant, vector
 from diskmoe.engine.kernels.paths import HOST
-from diskmoe.engine.kernels.products import BF16, FP8, MXFP4, Q4, Q4G64, Q8, group_of
+from diskmoe.engine.kernels.products import BF16, FP8, INT4, MXFP4, Q4_0, Q4_1, Q8, group_of
 from diskmoe.engine.kernels.products import F32 as PLAIN
 from diskmoe.engine.kernels.simd import (
     LANES,
@@ -124,12 +124,23 @@ def tile_columns(
             shift = 8 * (c % 4) + c // 4 % 2 * 4
             value = _e2m1_in_word(weights + (first + c) // 8 * 64, shift)
             store_f32(out + c * step, mul(value, scale))
-    elif kind == Q4 or kind == Q4G64:
-        at = scales + first // columns_together(kind) * 32
-        scale = mul(load_f32(scales + depth * 32), _bytes(at, np.int64(0)))
-        zero = mul(_bytes(at + 16, np.int64(0)), splat(np.float32(-1.0)))
+    else:  # (times * code + zero) * scale + minimum
+        at = scales + first // columns_together(kind) * (64 if kind == Q4_1 else 32)
+        times, zero = splat(np.float32(1.0)), splat(np.float32(-8.0))
+        minimum = splat(np.float32(-0.0))  # which changes no number
+        if kind == Q4_0:
+            scale = load_f16(HOST, at)
+        elif kind == INT4:
+            scale = load_bf16(at)
+        elif kind == Q4_1:
+            scale, zero = load_f16(HOST, at), splat(np.float32(0.0))
+            minimum = load_f16(HOST, at + 32)
+        else:
+            scale = mul(load_f32(scales + depth * 32), _bytes(at, np.int64(0)))
+            times = splat(np.float32(16.0))
+            zero = mul(_bytes(at + 16, np.int64(0)), splat(np.float32(-1.0)))
         for c in range(count):
             shift = 8 * (c % 4) + c // 4 % 2 * 4
             code = _nibble_in_word(weights + (first + c) // 8 * 64, shift)
-            value = add(mul(code, splat(np.float32(16.0))), zero)
-            store_f32(out + c * step, mul(value, scale))
+            value = mul(add(mul(code, times), zero), scale)
+            store_f32(out + c * step, add(value, minimum))

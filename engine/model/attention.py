@@ -19,7 +19,7 @@ from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.latent import add_latent_attention, latent_scratch_bytes
 from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes
 from diskmoe.engine.model.roles import AttentionWeights, LatentWeights
-from diskmoe.engine.model.rope import rope_frequencies
+from diskmoe.engine.model.rope import Yarn, rope_frequencies
 
 
 class Attention:
@@ -28,8 +28,9 @@ class Attention:
     def __init__(self, config: ModelConfig, positions: int, threads: int) -> None:
         self._config = config
         self._threads = threads
-        frequencies = rope_frequencies(config.rope_theta, config.rope_dims, config.yarn)
-        magnitude = 1.0 if config.yarn is None else config.yarn.magnitude
+        frequencies = rope_frequencies(config.rope_theta, config.rope_dims, config.rope_scaling)
+        scaling = config.rope_scaling
+        magnitude = scaling.magnitude if isinstance(scaling, Yarn) else 1.0
         # (positions, rope_dims / 2)
         self._cos, self._sin = rope_tables(frequencies, positions, magnitude)
         self.start = np.zeros(1, np.int64)  # position of the first row: set before a program runs

@@ -27,7 +27,6 @@ from diskmoe.engine.model.fields import (
     MAX_HEADS,
     MAX_HIDDEN,
     MAX_LAYERS,
-    MAX_STOP_IDS,
     MAX_VOCAB,
     MAX_WIDTH,
     Fields,
@@ -39,13 +38,19 @@ from diskmoe.engine.model.latent_config import (
     read_latent,
 )
 from diskmoe.engine.model.quantisation import quantisation_of
-from diskmoe.engine.model.rope import Yarn
+from diskmoe.engine.model.rope import Llama3, Yarn
 from diskmoe.engine.model.rope_config import read_rope
 from diskmoe.engine.model.scale_config import read_scales
 from diskmoe.experts.errors import BadModel
+from diskmoe.experts.tiles import TILE
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
+_MTP_LAYERS = (
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class ModelConfig:
     rope_layout: RopeLayout
     rope_dims: int  # the first dims of a head that turn
     rope_theta: float
-    yarn: Yarn | None  # None: plain rope
+    rope_scaling: Yarn | Llama3 | None  # None: plain rope
     sinks: bool
     windows: tuple[int, ...]  # by layer: keys that a row sees, 0 for all; (): all, in all layers
     attention_scale: float  # of the dots of queries and keys
@@ -105,9 +110,8 @@ class ModelConfig:
     swiglu_limit: float | None  # None: silu(gate) * up; else see kernels.ffn_shape.Swiglu
     swiglu_alpha: float
     # rest
-    mtp_layers: int  # announced by the config; the files may not have them
-    eos_ids: tuple[int, ...]
-    bos_id: int | None
+    mtp_layers: int  # that files are searched for, and may not have
+    mtp_announced: int  # by the config; 0 where it says nothing
 
     @property
     def q_width(self) -> int:
@@ -189,7 +193,10 @@ def read_config(raw: object, where: str) -> ModelConfig:
     groups, top_groups = _groups(f, family, experts, top_k)
     shared_width = 0
     if family.shared_width_key is not None:
-        shared_width = f.integer(family.shared_width_key, 1, MAX_WIDTH, None)
+        least = 1 if family.shared_gated else 0
+        shared_width = f.integer(family.shared_width_key, least, MAX_WIDTH, None)
+        if family.names.shared_fused and shared_width % TILE:
+            raise f.wrong(family.shared_width_key, shared_width, f"a multiple of {TILE}")
     elif family.shared_count_key is not None:
         shared = f.integer(family.shared_count_key, 0, 1024, family.shared_count_default)
         shared_width = shared * expert_width
@@ -204,7 +211,8 @@ def read_config(raw: object, where: str) -> ModelConfig:
         clip = f.number(family.clip_key, 1e-6, 1e9, None)
     bias = f.flag(family.bias_key, family.bias_default)
     norm_on = family.qk_norm_key is None or f.flag(family.qk_norm_key, False)
-    scales = read_scales(f, family, head_dim, latent, rope.yarn)
+    announced = f.integer(_MTP_LAYERS, 0, 16, 0)
+    scales = read_scales(f, family, head_dim, latent, rope.scaling)
 
     return ModelConfig(
         family=name,
@@ -222,7 +230,7 @@ def read_config(raw: object, where: str) -> ModelConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         latent=latent,
-        indexer=read_indexer(f, latent, layers) if latent and family.indexer else None,
+        indexer=read_indexer(f, family, latent, layers),
         qk_norm=family.qk_norm if norm_on else "none",
         qkv_bias=bias,
         output_bias=bias and family.output_bias,
@@ -230,7 +238,7 @@ def read_config(raw: object, where: str) -> ModelConfig:
         rope_layout=rope.layout,
         rope_dims=rope.dims,
         rope_theta=rope.theta,
-        yarn=rope.yarn,
+        rope_scaling=rope.scaling,
         sinks=family.sinks,
         windows=_windows(f, family, layers),
         attention_scale=scales.attention,
@@ -256,9 +264,8 @@ def read_config(raw: object, where: str) -> ModelConfig:
         quantisation=quantisation_of(raw, family.names.fused, where),
         swiglu_limit=f.number("swiglu_limit", 1e-6, 1e6, 7.0) if family.clamped else None,
         swiglu_alpha=f.number("swiglu_alpha", -1e6, 1e6, 1.702) if family.clamped else 1.0,
-        mtp_layers=_mtp_layers(f, family),
-        eos_ids=_ids(f, "eos_token_id"),
-        bos_id=next(iter(_ids(f, "bos_token_id")), None),
+        mtp_layers=_mtp_layers(f, family, announced),
+        mtp_announced=announced,
     )
 
 
@@ -369,23 +376,8 @@ def _moe_layers(f: Fields, family: Family, layers: int) -> tuple[int, ...]:
     return found
 
 
-def _mtp_layers(f: Fields, family: Family) -> int:
-    if family.mtp == "none":
-        return 0
+def _mtp_layers(f: Fields, family: Family, announced: int) -> int:
     if family.mtp == "own_layers":  # not all configs tell; of several the first one is used
-        return min(1, f.integer("mtp_num_hidden_layers", 0, 16, 1))
-    return f.integer(_MTP_LAYERS, 0, 16, 0)
-
-
-def _ids(f: Fields, key: str) -> tuple[int, ...]:
-    """Token ids given as a number or a list of numbers; ids that cannot occur are dropped."""
-    value = f.raw.get(key)
-    if value is None:
-        return ()
-    listed = value if isinstance(value, list) else [value]
-    if len(listed) > MAX_STOP_IDS:
-        raise f.wrong(key, value, f"at most {MAX_STOP_IDS} ids")
-    for item in listed:
-        if isinstance(item, bool) or not isinstance(item, int):
-            raise f.wrong(key, item, "a token id or a list of them")
-    return tuple(i for i in dict.fromkeys(listed) if 0 <= i < MAX_VOCAB)
+        told = f.find(_MTP_LAYERS)[1] is not None
+        return min(1, announced) if told else 1
+    return announced if family.mtp == "extra_layer" else 0

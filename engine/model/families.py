@@ -77,6 +77,7 @@ class Names:
     only_stacked: bool = False  # they never have a matrix for each
     stacked_gate_up: str = "mlp.experts.gate_up_proj"
     stacked_down: str = "mlp.experts.down_proj"
+    # gate and up may be one matrix here, too, with the rows of gate first
     shared_gate: str = "mlp.shared_experts.gate_proj.weight"
     shared_up: str = "mlp.shared_experts.up_proj.weight"
     shared_down: str = "mlp.shared_experts.down_proj.weight"
@@ -92,6 +93,11 @@ class Names:
     def fused(self) -> bool:
         """Whether the experts of a layer are in tensors of all of them."""
         return self.expert_gate == self.expert_up
+
+    @property
+    def shared_fused(self) -> bool:
+        """Whether gate and up of the shared expert are one matrix."""
+        return self.shared_gate == self.shared_up
 
     def at(self, layer: int, layers: int) -> str:
         """What the names of a layer's tensors begin with, in a model of so many `layers`; an MTP
@@ -114,7 +120,9 @@ class Family:
     multipliers: bool = False  # of embedding, residual and attention; logits_scaling divides
     # attention
     latent: bool = False  # keys and values are made of one latent (MLA)
-    indexer: bool = False  # which keys a row attends to is chosen, by some layers (DSA)
+    # which keys a row attends to is chosen, by some layers (DSA); what turns in its queries and keys
+    indexer: RopeLayout | None = None
+    index_heads_default: int = 32
     qk_norm: QkNorm = "none"  # RMS norm of queries and keys, before rope
     qk_norm_key: str | None = None  # the switch that turns it on (None: always on)
     bias_key: str = "attention_bias"  # the switch of biases of q, k and v
@@ -150,7 +158,7 @@ class Family:
     expert_width_key: str = "moe_intermediate_size"
     shared_count_key: str | None = None  # shared experts; their width is count x expert width
     shared_count_default: int = 0
-    shared_width_key: str | None = None  # the width of the only shared expert
+    shared_width_key: str | None = None  # the width of the only shared expert; 0: there is none
     shared_gated: bool = False  # its result times sigmoid of a row's own number
     dense_rule: DenseRule = "none"  # which layers have an ordinary FFN instead of experts
     first_dense_default: int = 1  # first_k, and listed where nothing is listed: so many
@@ -216,6 +224,18 @@ _HYBRID_NAMES = replace(
     mtp_hidden_norm="mtp.pre_fc_norm_hidden.weight",
     mtp_projection="mtp.fc.weight",
     mtp_final_norm="mtp.norm.weight",
+)
+_GRANITE = Family(
+    names=Names(
+        router="block_sparse_moe.router.layer.weight",
+        only_stacked=True,
+        stacked_gate_up="block_sparse_moe.input_linear.weight",
+        stacked_down="block_sparse_moe.output_linear.weight",
+    ),
+    multipliers=True,
+    output_bias=True,
+    renorm_key=None,  # the softmax is over the chosen: the same numbers
+    expert_width_key="intermediate_size",
 )
 # layers with a gated delta rule and layers with gated attention, three to one
 _HYBRID = Family(
@@ -323,17 +343,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             shared_width_key="shared_expert_intermediate_size",
             shared_gated=True,
         ),
-        "granitemoe": Family(
-            names=Names(
-                router="block_sparse_moe.router.layer.weight",
-                only_stacked=True,
-                stacked_gate_up="block_sparse_moe.input_linear.weight",
-                stacked_down="block_sparse_moe.output_linear.weight",
+        "granitemoe": _GRANITE,
+        "granitemoeshared": replace(
+            _GRANITE,
+            names=replace(
+                _GRANITE.names,
+                shared_gate="shared_mlp.input_linear.weight",
+                shared_up="shared_mlp.input_linear.weight",
+                shared_down="shared_mlp.output_linear.weight",
             ),
-            multipliers=True,
-            output_bias=True,
-            renorm_key=None,  # the softmax is over the chosen: the same numbers
-            expert_width_key="intermediate_size",
+            shared_width_key="shared_intermediate_size",
         ),
         "qwen3_next": replace(
             _HYBRID,
@@ -352,6 +371,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen3_5_moe_text": _HYBRID,
         "deepseek_v2": _DEEPSEEK_V2,
         "deepseek_v3": _DEEPSEEK_V3,
+        "deepseek_v32": replace(
+            _DEEPSEEK_V3,
+            fixed=(*_DEEPSEEK_V3.fixed, ("rope_interleave", True), ("mlp_bias", False)),
+            indexer="half",
+            index_heads_default=64,
+            rope_layout_key=None,
+            dense_rule="listed",
+        ),
         "kimi_k2": _DEEPSEEK_V3,
         "kimi_k25": _DEEPSEEK_V3,
         "glm4_moe_lite": replace(
@@ -371,7 +398,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 ("indexer_rope_interleave", True),
                 ("mlp_bias", False),
             ),
-            indexer=True,
+            indexer="interleaved",
             rope_layout_key=None,
             groups_default=(1, 1),
             dense_rule="listed",

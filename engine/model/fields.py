@@ -16,7 +16,6 @@ MAX_HEADS = 4_096
 MAX_HEAD_DIM = 4_096
 MAX_WIDTH = 1_048_576  # of a projection or an FFN
 MAX_CONTEXT = 1 << 31
-MAX_STOP_IDS = 64
 
 
 class Fields:

@@ -4,6 +4,8 @@ The rule of this file: a list is written by a layer that chooses, and read by it
 to the next one that does. All of them have the same rows, and lists lie in the scratch until then.
 """
 
+from dataclasses import replace
+
 from diskmoe.engine.kernels.attention_blocks import KEYS
 from diskmoe.engine.kernels.indexer import IndexHeads, add_choose, add_index_heads
 from diskmoe.engine.kernels.latent import PIECE, Turning
@@ -42,6 +44,7 @@ def add_index(
     """Phases, after the projections: queries made ready, and keys put into the cache."""
     keys = kv.index_keys(kv_layer)
     assert keys is not None
+    turning = replace(turning, interleaved=_shape(config).interleaved)
     add_index_heads(
         builder,
         builder.n,

@@ -7,6 +7,7 @@ the matrix that expands the latent, so that the kernels find them; other sizes a
 
 from dataclasses import dataclass
 
+from diskmoe.engine.model.families import Family
 from diskmoe.engine.model.fields import (
     MAX_CONTEXT,
     MAX_HEAD_DIM,
@@ -47,6 +48,7 @@ class IndexerShape:
 
     heads: int
     dims: int  # of its queries and its one key; the first ones turn, as many as of latent attention
+    interleaved: bool  # pairs that turn are neighbours; else the first half with the second
     top: int  # keys that are chosen, where a row could see more
     full: tuple[
         bool, ...
@@ -79,15 +81,20 @@ def _whole_tiles(f: Fields, key: str) -> int:
     return dims
 
 
-def read_indexer(f: Fields, latent: LatentShape, layers: int) -> IndexerShape:
+def read_indexer(
+    f: Fields, family: Family, latent: LatentShape | None, layers: int
+) -> IndexerShape | None:
+    if family.indexer is None or latent is None:
+        return None
     if not latent.q_rank:
         raise f.wrong("q_lora_rank", None, "a whole number: the indexer takes its queries from it")
-    heads = f.integer("index_n_heads", 1, MAX_HEADS, 32)
+    heads = f.integer("index_n_heads", 1, MAX_HEADS, family.index_heads_default)
     dims = f.integer("index_head_dim", latent.turning, MAX_HEAD_DIM, 128)
     if heads * dims > MAX_WIDTH:
         raise f.wrong("index_n_heads", heads, f"heads x index_head_dim up to {MAX_WIDTH}")
     top = f.integer("index_topk", 1, MAX_CONTEXT, 2048)
-    return IndexerShape(heads, dims, top, _full_layers(f, layers))
+    interleaved = family.indexer == "interleaved"
+    return IndexerShape(heads, dims, interleaved, top, _full_layers(f, layers))
 
 
 def _full_layers(f: Fields, layers: int) -> tuple[bool, ...]:

@@ -1,4 +1,4 @@
-"""What a config.json says about rope: theta, the dims that turn, and yarn.
+"""What a config.json says about rope: theta, the dims that turn, and how it is stretched.
 
 The rule of this file: keys are looked for in the old place and in the new one, as transformers
 does, and a scaling that is not carried out is refused by name.
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from diskmoe.engine.model.families import Family, RopeLayout
 from diskmoe.engine.model.fields import MAX_CONTEXT, Fields
-from diskmoe.engine.model.rope import Yarn, yarn_magnitude
+from diskmoe.engine.model.rope import Llama3, Yarn, yarn_magnitude
 from diskmoe.experts.errors import BadModel
 
 
@@ -17,7 +17,7 @@ class Rope(NamedTuple):
     theta: float
     dims: int  # the first of a head that turn
     layout: RopeLayout
-    yarn: Yarn | None
+    scaling: Yarn | Llama3 | None
 
 
 def read_rope(f: Fields, family: Family, head_dim: int) -> Rope:
@@ -36,10 +36,11 @@ def read_rope(f: Fields, family: Family, head_dim: int) -> Rope:
     if any(isinstance(item, Mapping) for item in value.values()):
         raise BadModel(f"{f.where}: {key} differs between layers, which is not supported")
     kind = value.get("rope_type", value.get("type", "default"))
-    if kind not in ("default", "yarn"):
+    read = {"default": lambda fields: None, "yarn": _yarn, "llama3": _llama3}.get(str(kind))
+    if read is None:
         raise BadModel(
             f"{f.where}: rope scaling {str(kind)[:40]!r} is not supported, only plain rope"
-            f" (rope_type 'default') and 'yarn'; see {key}"
+            f" (rope_type 'default'), 'yarn' and 'llama3'; see {key}"
         )
     merged = Fields({**f.raw, **{k: v for k, v in value.items() if v is not None}}, f.where)
     theta = merged.number("rope_theta", 1.0, 1e12, family.theta_default)
@@ -62,7 +63,7 @@ def read_rope(f: Fields, family: Family, head_dim: int) -> Rope:
         layout = (
             "interleaved" if f.flag(family.rope_layout_key, layout == "interleaved") else "half"
         )
-    return Rope(theta, dims, layout, _yarn(merged) if kind == "yarn" else None)
+    return Rope(theta, dims, layout, read(merged))
 
 
 def _yarn(f: Fields) -> Yarn:
@@ -84,4 +85,18 @@ def _yarn(f: Fields) -> Yarn:
         truncate=f.flag("truncate", True),
         magnitude=f.number("attention_factor", 0.0, 1e3, magnitude),
         all_dims=all_dims,
+    )
+
+
+def _llama3(f: Fields) -> Llama3:
+    """The keys of a rope_scaling with rope_type llama3; all of them must be there."""
+    slow = f.number("low_freq_factor", 1e-6, 1e6, None)
+    fast = f.number("high_freq_factor", 1e-6, 1e6, None)
+    if fast <= slow:
+        raise f.wrong("high_freq_factor", fast, f"more than low_freq_factor, {slow:g}")
+    return Llama3(
+        factor=f.number("factor", 1.0, 1e6, None),
+        trained=f.integer("original_max_position_embeddings", 1, MAX_CONTEXT, None),
+        slow=slow,
+        fast=fast,
     )

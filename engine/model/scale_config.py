@@ -5,7 +5,7 @@ from typing import NamedTuple
 from diskmoe.engine.model.families import Family
 from diskmoe.engine.model.fields import Fields
 from diskmoe.engine.model.latent_config import LatentShape
-from diskmoe.engine.model.rope import Yarn, yarn_magnitude
+from diskmoe.engine.model.rope import Llama3, Yarn, yarn_magnitude
 
 
 class Scales(NamedTuple):
@@ -22,12 +22,16 @@ class Scales(NamedTuple):
 
 
 def read_scales(
-    f: Fields, family: Family, head_dim: int, latent: LatentShape | None, yarn: Yarn | None
+    f: Fields,
+    family: Family,
+    head_dim: int,
+    latent: LatentShape | None,
+    scaling: Yarn | Llama3 | None,
 ) -> Scales:
     """Where latent attention is stretched by yarn, its softmax makes up for it."""
     attention = head_dim**-0.5
-    if latent is not None and yarn is not None:
-        attention *= yarn_magnitude(yarn.factor, yarn.all_dims) ** 2
+    if latent is not None and isinstance(scaling, Yarn):
+        attention *= yarn_magnitude(scaling.factor, scaling.all_dims) ** 2
     if not family.multipliers:
         return Scales(1.0, 1.0, attention, 1.0)
     return Scales(

@@ -194,8 +194,11 @@ def _layer(config: ModelConfig, names: Names, layer: int, moe: bool) -> Iterator
     if config.correction_bias:
         yield _plain(at + names.correction_bias, config.experts)
     if config.shared_width:
-        yield _matrix(at + names.shared_gate, config.shared_width, hidden)
-        yield _matrix(at + names.shared_up, config.shared_width, hidden)
+        if names.shared_fused:
+            yield _matrix(at + names.shared_gate, 2 * config.shared_width, hidden)
+        else:
+            yield _matrix(at + names.shared_gate, config.shared_width, hidden)
+            yield _matrix(at + names.shared_up, config.shared_width, hidden)
         yield _matrix(at + names.shared_down, hidden, config.shared_width)
         if config.shared_gated:
             yield DenseTensor(at + names.shared_switch, (1, hidden), "vector", form="turned")

@@ -91,8 +91,11 @@ class DenseWeights:
         at = names.at(layer, config.layers)
 
         def ffn(gate: str, up: str, down: str, switch: Floats | None = None) -> FfnWeights:
-            matrices = (self.matrix(at + gate), self.matrix(at + up), self.matrix(at + down))
-            return FfnWeights(*matrices, switch)
+            if gate == up:
+                first, second = self.matrix(at + gate).halves()
+            else:
+                first, second = self.matrix(at + gate), self.matrix(at + up)
+            return FfnWeights(first, second, self.matrix(at + down), switch)
 
         if layer in config.delta_layers:
             attention = self._delta(names, at)
@@ -306,7 +309,7 @@ def _matrix_layout(
                 f" config.json asks for {tensor.shape[0]} x {tensor.shape[1]}: convert again"
             )
         return layout
-    fmt = dense_format or source.own_format(tensor.name)
+    fmt = source.format_for(tensor.name, dense_format)
     return matrix_layout(mtp_format(fmt) if tensor.mtp else fmt, *tensor.shape)
 
 

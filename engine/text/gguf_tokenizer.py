@@ -9,8 +9,9 @@ import json
 from typing import Any
 
 from diskmoe.engine.text.files import one_line
-from diskmoe.engine.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, byte_level
+from diskmoe.engine.text.pre_tokenizers import PRE_TOKENIZERS
 from diskmoe.engine.text.spelling import BYTE_TOKEN, SPACE_MARK
+from diskmoe.engine.text.tokenizer_json import added_token, bpe_model, byte_level_tokenizer
 from diskmoe.experts.gguf_file import Metadata
 
 MOST_TOKENS = 1 << 20
@@ -148,7 +149,7 @@ class _Vocabulary:
 
     def added_tokens(self) -> list[dict[str, Any]]:
         return [
-            _added_token(i, self.tokens[i], kind)
+            added_token(i, self.tokens[i], special=kind != USER_DEFINED)
             for i, kind in enumerate(self.types)
             if kind in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
@@ -164,42 +165,11 @@ def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
             f"is {one_line(repr(name), 40)}; supported are: {', '.join(PRE_TOKENIZERS)}",
         )
     bos = vocabulary.bos(pre.bos)
-    after = byte_level(True) if bos is None else _bos_first(bos, vocabulary.ids[bos])
-    model = _model(vocabulary.ids, _merges(vocabulary), whole=pre.whole)
-    return {"tokenizer": _tokenizer(vocabulary, pre, model, after), "bos": bos}
-
-
-def _tokenizer(
-    vocabulary: _Vocabulary, pre: PreTokenizer, model: dict[str, Any], after: dict[str, Any]
-) -> dict[str, Any]:
+    after = None if bos is None else _bos_first(bos, vocabulary.ids[bos])
+    merges, added = _merges(vocabulary), vocabulary.added_tokens()
     return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": vocabulary.added_tokens(),
-        "normalizer": {"type": "NFC"} if pre.composed else None,
-        "pre_tokenizer": pre.described(),
-        "post_processor": after,
-        "decoder": byte_level(True),
-        "model": model,
-    }
-
-
-def _model(
-    vocab: dict[str, int], merges: list[list[str]], unk: str | None = None, whole: bool = False
-) -> dict[str, Any]:
-    """A BPE model; with `unk` one of SentencePiece's kind, that falls back to bytes."""
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": unk,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": unk is not None,
-        "byte_fallback": unk is not None,
-        "ignore_merges": whole,
-        "vocab": vocab,
-        "merges": merges,
+        "tokenizer": byte_level_tokenizer(pre, vocabulary.ids, merges, added, after),
+        "bos": bos,
     }
 
 
@@ -275,7 +245,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> dict[str, Any]:
         "pre_tokenizer": None,
         "post_processor": None if bos is None else _bos_first(bos, vocabulary.ids[bos]),
         "decoder": {"type": "Sequence", "decoders": decoder},
-        "model": _model(vocabulary.ids, merges, unk=tokens[unk_id]),
+        "model": bpe_model(vocabulary.ids, merges, unk=tokens[unk_id]),
     }
     return {"tokenizer": tokenizer, "bos": bos}
 
@@ -293,18 +263,6 @@ def _template(metadata: Metadata) -> Any:
         return template
     named = {"default": template, **others}
     return [{"name": name, "template": text} for name, text in named.items()]
-
-
-def _added_token(token_id: int, content: str, kind: int) -> dict[str, Any]:
-    return {
-        "id": token_id,
-        "content": content,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": kind != USER_DEFINED,
-    }
 
 
 def _bos_first(bos: str, bos_id: int) -> dict[str, Any]:

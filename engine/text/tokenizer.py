@@ -1,4 +1,4 @@
-"""Text to token ids and back to bytes, from a model directory's tokenizer.json.
+"""Text to token ids and back to bytes, from a model directory's tokenizer.json, or tiktoken.model.
 
 The ``tokenizers`` library does the encoding; decoding is our own lookup table, so that output can
 be streamed byte by byte. The rule kept here: what the table says is proved at load, by encoding
@@ -12,6 +12,7 @@ probe strings and comparing the bytes. A tokenizer.json is foreign data and is c
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,8 @@ from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.text.files import one_line, parse_json_object, read_json_object, read_text
 from diskmoe.engine.text.spelling import Kind, Speller, detect_kind
 from diskmoe.engine.text.stops import collect_stop_ids
+from diskmoe.engine.text.tiktoken_file import NAME as TIKTOKEN
+from diskmoe.engine.text.tiktoken_file import tiktoken_tokenizer
 
 if TYPE_CHECKING:
     from diskmoe.engine.text.template import ChatTemplate
@@ -137,17 +140,23 @@ class TextTokenizer:
 
 
 def load_tokenizer(directory: Path, vocab_size: int) -> TextTokenizer | None:
-    """The tokenizer of a model directory, None when it has no tokenizer.json.
+    """The tokenizer of a model directory, None when it has no tokenizer.json, nor Kimi's
+    tiktoken.model.
 
     Raises BadModel when the file is broken, has ids beyond the model's `vocab_size`, is of an
     unknown kind, or when its tokens do not spell the probe strings.
     """
     path = directory / "tokenizer.json"
     text = read_text(path, TOKENIZER_LIMIT_BYTES)
-    if text is None:
-        return None
-    data = parse_json_object(text, path)
     config = read_json_object(directory / "tokenizer_config.json") or {}
+    if text is not None:
+        data = parse_json_object(text, path)
+    else:
+        path = directory / TIKTOKEN
+        made = tiktoken_tokenizer(directory, config, vocab_size)
+        if made is None:
+            return None
+        data, text = made, json.dumps(made)
     entries = _model_entries(data, path)
     added = _added_tokens(data, path)
     _check_ids(path, vocab_size, entries, added)

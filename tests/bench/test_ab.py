@@ -18,6 +18,7 @@ from diskmoe.bench import session
 from diskmoe.bench.launch import Ended, Launcher
 from diskmoe.bench.results import Machine, Results, Setting
 from diskmoe.engine.cli import main
+from diskmoe.experts.lockfile import locked
 
 
 @pytest.fixture(scope="module")
@@ -344,6 +345,30 @@ def test_a_directory_that_cannot_be_one_is_refused(
     (tmp_path / "bench.json").write_text("{}")
     assert main(words(model, prompts, "--out", str(tmp_path))) == 2
     assert f"error: {tmp_path / 'bench.json'}: version is missing" in capsys.readouterr().err
+
+
+def test_a_page_cache_that_cannot_be_emptied_is_not_said_to_be(
+    model: Path,
+    prompts: Path,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(session, "can_drop", lambda: False)
+    assert main(words(model, prompts, "--out", str(tmp_path))) == 0
+    assert Results.open(tmp_path).experiment.cache == "as found"
+    assert "no way to empty the page cache" in capsys.readouterr().err
+
+
+def test_two_processes_do_not_work_in_one_directory(
+    model: Path, prompts: Path, engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked(tmp_path, tmp_path, session.LOCK_NAME):
+        assert main(words(model, prompts, "--out", str(tmp_path))) == 2
+    assert f"{tmp_path}: process {os.getpid()} is at work in it" in capsys.readouterr().err
+    assert main(words(model, prompts, "--out", str(tmp_path))) == 0
+    assert not (tmp_path / session.LOCK_NAME).exists()
 
 
 def test_processes_are_run_compared_and_kept(

@@ -75,6 +75,8 @@ def test_one_pair_or_none_has_no_difference() -> None:
 def test_runs_without_text_have_no_speed_and_are_left_out_of_the_ratio() -> None:
     found = only([*at([100.0] * 6), timed("a", None, (6, 0, 0)), timed("b", 50.0, (6, 0, 0))])
     assert found.pairs == 6 and found.a.runs == 7
+    silent = only([timed("a", None, (0, 0, 0)), timed("b", None, (0, 0, 0))])
+    assert silent.verdict == "no difference" and silent.ratio is None
 
 
 def test_each_rung_and_each_further_arm_is_compared_with_the_first_at_that_rung() -> None:
@@ -167,6 +169,7 @@ def test_json_has_what_was_promised_and_every_comparison() -> None:
     assert told["arms"]["a"]["medians"]["hit_rate"] == 0.75
     assert told["arms"]["b"]["settings"]["CAP"] == 8
     assert told["verdict"] == "b faster" and told["same_ids"] is True
+    assert told["compared"] == ["a", "b"]
     assert told["interval"][0] < told["ratio"] < told["interval"][1]
     assert told["comparisons"] == [{k: v for k, v in told.items() if k != "comparisons"}]
 

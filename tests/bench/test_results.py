@@ -95,6 +95,10 @@ def test_a_directory_has_its_runs_in_the_order_they_were_made(tmp_path: Path) ->
             {"figures": figures(acceptance={"mtp": Acceptance(3, 4, ())})},
             "figures.acceptance.mtp: 4 of 3 accepted",
         ),
+        (
+            {"figures": figures(acceptance={"mtp": Acceptance(3, 2, ((3, 2), (3,)))})},
+            "figures.acceptance.mtp.by_position: each must be [judged, accepted]",
+        ),
     ],
 )
 def test_a_run_that_is_none_of_the_experiments_is_refused(

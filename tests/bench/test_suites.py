@@ -84,6 +84,7 @@ def test_json_lines_have_names_and_densities(tmp_path: Path) -> None:
         (b'{"prompt": "a", "density": 1.5}', "line 1: density must be a number from 0 to 1"),
         (b'{"prompt": "a", "name": "2"}\n{"prompt": "b"}', "two prompts have the name '2'"),
         (b"[" * 100_000, "line 1 is no JSON"),
+        (b'{"prompt": "\\ud800"}', "line 1: half of a pair"),
     ],
 )
 def test_what_is_no_prompt_is_named_with_its_line(tmp_path: Path, content: bytes, why: str) -> None:

@@ -16,7 +16,7 @@ from diskmoe.bench.gguf_out import GgufFile
 from diskmoe.bench.model import Synthetic
 from diskmoe.bench.routing import RESERVED
 from diskmoe.bench.shapes import SHAPES, Shape
-from diskmoe.bench.weights import RandomWeights, writable_formats
+from diskmoe.bench.weights import WRITABLE, RandomWeights
 from diskmoe.bench.writing import _refuse_full_disks, write_model
 from diskmoe.engine.cli import main
 from diskmoe.engine.errors import BadOutput, BadRequest, DiskFull, DiskMoeError, WriteFailed
@@ -76,6 +76,8 @@ def test_container_and_gguf_hold_the_same_weights_to_the_bit(
         ("qwen3-30b-a3b", "qwen3moe", "bf16", "f32"),
         ("gpt-oss-20b", "gpt-oss", "mxfp4", "q8"),
         ("gpt-oss-20b", "gpt-oss", "q4", "bf16"),
+        ("olmoe", "olmoe", "q4_1", "q8"),
+        ("olmoe", "olmoe", "int4", "q8"),
     ],
 )
 def test_so_do_other_families_and_formats(
@@ -101,14 +103,14 @@ def test_the_gguf_has_a_token_for_every_id(written: tuple[Synthetic, Path, Path]
     assert len(tokens) == len(set(tokens)) == written[0].config.vocab
 
 
-@pytest.mark.parametrize("fmt", writable_formats())
+@pytest.mark.parametrize("fmt", WRITABLE)
 def test_a_block_is_packed_as_the_weights_it_says(fmt: str) -> None:
     block = RandomWeights(3).block("x", fmt, 32, 128)
     layout = matrix_layout(fmt, 32, 128)
     assert np.array_equal(unpack(block.packed(layout), layout), block.f32())
 
 
-@pytest.mark.parametrize("fmt", writable_formats())
+@pytest.mark.parametrize("fmt", WRITABLE)
 def test_weights_have_zero_mean_and_the_size_that_was_asked_for(fmt: str) -> None:
     weights = RandomWeights(0).block("x", fmt, 512, 1024, size=1.0).f32() * 1024**0.5
     assert abs(weights.mean()) < 0.01
@@ -316,3 +318,13 @@ def test_a_hidden_size_without_room_for_the_routing_is_refused() -> None:
     with pytest.raises(BadRequest, match="no room"):
         shape = Shape("olmoe", {**real.config, "hidden_size": 128}, "olmoe")
         Synthetic.make(shape, 1, "uniform", "q4", "q8", 0)
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_two_layers_of_every_shape_are_a_model_of_a_family(name: str) -> None:
+    """As published, but for the layers; what runs of them take is seen by scripts/synth_shapes.py,
+    and texts of small ones by the tests of decoding."""
+    model = Synthetic.make(SHAPES[name], 2, "uniform", "q4", "q8", 0)
+    assert model.config.layers == 2 and model.config.moe_layers[-1] == 1
+    assert model.config.vocab == SHAPES[name].config["vocab_size"]
+    assert model.config.hidden - RESERVED > 0 and model.plan.n_experts == model.config.experts

@@ -27,7 +27,10 @@ def test_the_plan_names_types_formats_bytes_memory_and_time(tmp_path, repo_root,
         r"\S+ KiB: experts in q4 \(8\.30 bits a weight\) 84\.0 KiB, dense in q8 \S+ KiB; .* are free",
         lines["target"],
     )
-    assert re.fullmatch(r"about \S+ [MG]iB of memory and \d+ s with \d thread\(s\)", lines["needs"])
+    assert re.fullmatch(
+        r"about \S+ [MG]iB of memory and \d+ s with \d thread\(s\)(; the disk: write \S+ [KMG]iB/s)?",
+        lines["needs"],
+    )
 
 
 def test_the_errors_of_a_conversion_are_said_by_kind(tmp_path, repo_root, capsys):
@@ -49,8 +52,10 @@ def test_the_errors_of_a_conversion_are_said_by_kind(tmp_path, repo_root, capsys
         (with_fp8, "keep", "as they are in fp8 (", "fp8: kept", "exact"),
         (with_fp8, "f32", "in f32 (", "fp8: dequantised exactly", "exact"),
         (with_fp8, "q4", "in q4 (", "fp8: dequantised exactly, then rounded once", "[67].* %"),
-        (with_int4, "keep", "as they are in q8 (", "int4: kept exactly", "exact"),
-        (with_int4, "q4", "in q4 (", "int4: kept, their steps rounded to 8 bits", "0.* %"),
+        (with_int4, "keep", "as they are in int4 (", "int4: kept bit for bit", "exact"),
+        (with_int4, "q4", "as they are in int4 (", "int4: kept bit for bit", "exact"),
+        (with_int4, "q8", "in q8 (", "int4: kept exactly where f16 has their scales", "exact"),
+        (with_int4, "q4g64", "in q4g64 (", "int4: dequantised exactly, then", "[4-9].* %"),
     ],
 )
 def test_what_becomes_of_codes_is_said_and_measured(
@@ -95,3 +100,17 @@ def test_the_time_that_is_left_is_reckoned_from_the_first_bytes_on(
         now[0] = second
         tell(done << 20, 1000 << 20, "a.safetensors")
     assert [line.rpartition("about ")[2] for line in said] == ["7 s left", "0 s left"]
+
+
+def test_a_disk_that_became_slow_is_what_counts_for_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, said = [0.0], list[str]()
+    monkeypatch.setattr("diskmoe.engine.converting.time.perf_counter", lambda: now[0])
+    tell, done = progress_lines(said.append, "convert"), 0
+    for second in range(101):
+        now[0] = second
+        done += 10 if second <= 50 else 1
+        tell(done << 20, 1000 << 20, "layer 1")
+    assert said[20].endswith("430 MiB of 1000 MiB, 10.0 MiB/s, about 57 s left")
+    assert said[-1].endswith("560 MiB of 1000 MiB, 1.0 MiB/s, about 7 min left")

@@ -9,6 +9,7 @@ from tiny_text import VOCAB, WORDS, write_tokenizer
 from diskmoe.engine.api import Model, Options, Sampling
 from diskmoe.engine.cli import main
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.prepared import prepare
 
 PROMPTS = (
     "once upon",
@@ -97,3 +98,14 @@ def test_a_draft_model_without_a_tokenizer_is_refused(large: Path, tiny: Path) -
         Model.load(large, Options(draft_model=tiny))
     with pytest.raises(BadRequest, match="needs a tokenizer.json in both models"):
         Model.load(tiny, Options(draft_model=large))
+
+
+def test_without_drafts_it_is_not_loaded_and_that_is_said(large: Path, stranger: Path) -> None:
+    said: list[str] = []
+    options = Options(ctx=64, draft=0, draft_model=stranger)
+    prepared = prepare(large, options, said.append)
+    try:
+        assert prepared.helpers.small is None
+    finally:
+        prepared.close()
+    assert said == [f"note      DRAFT_MODEL={stranger} is not used: DRAFT=0"]

@@ -23,7 +23,14 @@ from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
 from diskmoe.grammar_draft.automaton import Automaton
+from diskmoe.grammar_draft.constraint import Constraint
+from diskmoe.grammar_draft.course import Course
+from diskmoe.grammar_draft.errors import DeadEnd
 from diskmoe.grammar_draft.gbnf import parse
+from diskmoe.grammar_draft.lazy import Lazy
+from diskmoe.grammar_draft.thinking import Tags, Thinking
+from diskmoe.grammar_draft.vocabulary import Vocabulary
+from diskmoe.mtp.certain_source import CertainSource
 from diskmoe.mtp.compose import Composer
 from diskmoe.mtp.corpus import Corpus, CorpusSource, write_corpus
 from diskmoe.mtp.grammar_source import GrammarSource
@@ -79,6 +86,37 @@ def model(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
         yield Tiny(transformer, head, corpus)
 
 
+CONSTRAINTS = [
+    'root ::= ("{" [a-z]{1,4} ":" [0-9]+ "}")+',
+    'root ::= [^a-p]* ("end" | "!")',
+    'root ::= (!<[95]>)* <[95]> "so" .*',
+    "root ::= a\na ::= . | . a",
+    'root ::= "twenty letters that are forced" [a-z]{0,20} "."?',
+    'root ::= "A" [0-9] "B"',
+]
+
+
+HASH = 3  # "#", here what closes a thinking block
+TAGS = Tags(b"<think>", b"#", VOCAB - 1, HASH)
+
+
+def rules_of(constraint: Constraint, random: Random) -> Constraint | Lazy | Thinking:
+    """A constraint from the first token on, from a trigger on, or behind thinking."""
+    rules: Constraint | Lazy = constraint
+    if random.random() < 0.5:
+        rules = Lazy(constraint, random.sample(["a", "/[0-9A-F]/", "qu", "<[40]>", "#"], 2))
+    if random.random() < 0.4:
+        return rules
+    budget, inside = random.choice([-1, 0, 2, 9]), random.random() < 0.5
+    words = [token for token in range(VOCAB) if token not in constraint.vocabulary.ends]
+    return Thinking(rules, TAGS, budget, random.choices(words, k=2), inside)
+
+
+def constraint_of(grammar: str, stops: Sequence[int]) -> Constraint:
+    ends = frozenset(stop for stop in stops if stop not in (HASH, VOCAB - 1))
+    return Constraint(parse(grammar), Vocabulary(Letters.token_bytes, Letters().special_text, ends))
+
+
 class Watched:
     """A model that keeps the bytes of the logits of each position."""
 
@@ -116,13 +154,19 @@ def run(
     limit: int,
     stops: Sequence[int],
     sources_for: Callable[[Sampler], Sources] | None = None,
+    rules: Constraint | Lazy | Thinking | None = None,
+    mode: str = "1",
     **limits: Any,
 ) -> Run:
     """With the sources, where there are some, and the composer's own `limits`."""
-    watched, stats, sampler = Watched(model), RunStats(), Sampler(sampling, VOCAB)
+    course = None if rules is None else Course(rules)
+    watched, stats, sampler = Watched(model), RunStats(), Sampler(sampling, VOCAB, course, mode)
     composer, heads, told = None, [], []
     if sources_for is not None:
         forced, others = sources_for(sampler)
+        if course is not None:
+            forced = [CertainSource(course), *forced]
+            limits["fits"] = lambda chain: course.after(chain) is not None
         composer = Composer(forced, others, VOCAB, **limits)
         heads = [source for source in others if isinstance(source, MtpSource)]
 
@@ -130,20 +174,23 @@ def run(
         for head in heads:
             head.absorb(following, model.hidden[: len(following)])
 
-    ids = list(
-        decode(
-            watched,  # pyright: ignore[reportArgumentType] - the rest of a model is the model's
-            prompt,
-            sampler,
-            limit=limit,
-            stop_ids=stops,
-            prefill_chunk=7,
-            stats=stats,
-            drafts=composer,
-            on_verified=told.append,
-            on_rows=absorb,
-        )
+    tokens = decode(
+        watched,  # pyright: ignore[reportArgumentType] - the rest of a model is the model's
+        prompt,
+        sampler,
+        limit=limit,
+        stop_ids=stops,
+        prefill_chunk=7,
+        stats=stats,
+        drafts=composer,
+        on_verified=told.append,
+        on_rows=absorb,
     )
+    ids: list[int] = []
+    try:
+        ids.extend(tokens)
+    except DeadEnd as error:  # a letter that the grammar wants ends texts
+        stats.stop_reason = str(error)
     if composer is not None:
         stats.drafts = composer.accounts
     return Run(ids, watched.rows, stats, told)
@@ -195,6 +242,59 @@ def check_accounts(drafted: Run) -> None:
     assert stats.decode.rows == stats.decode.forwards + proposed
     # a forward's rows of use: what was right, and the one that was picked or ended the text
     assert sum(drafted.told) + stats.decode.forwards - len(drafted.told) == stats.tokens
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_drafts_leave_a_constrained_text_its_end_and_its_logits_as_they_are(
+    model: Tiny, seed: int
+) -> None:
+    random, transformer = Random(seed), model.transformer
+    accepted = 0
+    for number in range(-(-RUNS // 3)):
+        prompt = random.choices(range(VOCAB), k=random.choice([1, 2, 9, 40]))
+        sampling, limit = samplings(random), random.choice([1, 2, 3, 30, 50, 50])
+        stops = random.sample(range(VOCAB), random.choice([0, 1, 2]))
+        grammar, mode = random.choice(CONSTRAINTS), random.choice(["mask", "check", "1"])
+        rules = rules_of(constraint_of(grammar, stops), random)
+        plain = run(transformer, prompt, sampling, limit, stops, rules=rules, mode="mask")
+        drafted = run(
+            transformer,
+            prompt,
+            sampling,
+            limit,
+            stops,
+            partial(some_sources, model, plain.ids, prompt, random),
+            rules,
+            mode,
+            most=random.choice([1, 3, 24]),
+            planner=Planner(random.choice([None, None, 1, 4, 24])),
+            guard=random.random() < 0.7,
+        )
+        said = f"seed {seed}, run {number}, {grammar}"
+        assert drafted.ids == plain.ids, said
+        assert drafted.stats.stop_reason == plain.stats.stop_reason, said
+        assert {place: drafted.rows[place] for place in plain.rows} == plain.rows, said
+        check_accounts(drafted)
+        check_valid(plain, rules, stops, said)
+        for account in drafted.stats.drafts.items():
+            assert account[0] != "forced" or account[1].judged == account[1].accepted
+        accepted += drafted.stats.tokens - drafted.stats.sampled
+    assert accepted
+
+
+def check_valid(
+    run: Run, rules: Constraint | Lazy | Thinking, stops: Sequence[int], said: str
+) -> None:
+    """The text begins a document, and is one when it has ended by itself."""
+    state = rules.start
+    for token in run.ids:
+        after = rules.accept(state, token)
+        assert after is not None, said
+        state = after
+    reason = run.stats.stop_reason
+    if reason == "grammar complete" or run.ids[-1:] and run.ids[-1] in rules.vocabulary.ends:
+        assert rules.may_end(state), said
+    assert (reason == "grammar complete") <= rules.complete(state), said
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -99,6 +99,17 @@ def test_an_mtp_layer_that_is_announced_and_not_there_is_said(tmp_path, capsys):
     assert "none, though the config announces 1" in inspected(capsys, str(folder))
 
 
+@pytest.mark.parametrize(("changes", "announced"), [({}, 0), ({"mtp_num_hidden_layers": 1}, 1)])
+def test_what_a_config_says_nothing_of_is_not_announced(tmp_path, capsys, changes, announced):
+    """Whether files of this family have one is seen in them only."""
+    raw = tiny_config("qwen3_next", **changes)
+    folder = write_checkpoint(tmp_path / "model", raw, random_tensors(raw, 1))
+    found = as_json(capsys, folder)
+    assert (found["mtp_layers"], found["mtp_announced"]) == ([], announced)
+    said = ", though the config announces 1" * announced
+    assert f"mtp       none{said}\n" in inspected(capsys, str(folder))
+
+
 def test_text_files_are_told_by_kind_template_and_stops(tmp_path, repo_root, capsys, monkeypatch):
     folder = tmp_path / "model"
     raw = tiny_config("qwen3_moe", vocab_size=300, eos_token_id=257)

@@ -134,7 +134,7 @@ FILTERS = [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 9, "top_p
 def test_a_guess_is_what_the_pick_at_its_place_will_be_and_changes_nothing(filters):
     rows = np.random.default_rng(1).normal(0, 2, (12, 200)).astype(np.float32)
     sampler = Sampler(Sampling(0.9, seed=4, **filters), 200)
-    guesses = [sampler.guess(row, ahead) for ahead, row in enumerate(rows)]
+    guesses = [sampler.guess(row, [0] * ahead)[0] for ahead, row in enumerate(rows)]
 
     assert [sampler.pick(row) for row in rows] == guesses
     again = Sampler(Sampling(0.9, seed=4, **filters), 200)
@@ -147,7 +147,7 @@ def test_a_guess_takes_logits_of_another_length_and_only_ids_that_have_a_token()
 
     for length in (1, 3, 5, 8, 100):
         logits = np.full(length, 9, np.float32)
-        assert {sampler.guess(logits, ahead) for ahead in range(60)} == {
+        assert {sampler.guess(logits, [0] * ahead)[0] for ahead in range(60)} == {
             i for i in (0, 2, 4) if i < length
         }
 
@@ -166,7 +166,7 @@ def test_guesses_on_disturbed_logits_are_right_nearly_as_often_as_can_be(filters
             ids, probs = sampler.probabilities(row)
             into[ids] = probs
         most += float(np.minimum(p, q).sum())
-        guess, likeliest = sampler.guess(disturbed), int(disturbed.argmax())
+        guess, likeliest = sampler.guess(disturbed)[0], int(disturbed.argmax())
         token = sampler.pick(logits)
         right += token == guess
         greedy += token == likeliest

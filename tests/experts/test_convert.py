@@ -303,7 +303,7 @@ def test_a_second_conversion_into_one_output_is_refused(model: Any, out: Path) -
             refusals.append(str(caught.value))
 
     convert(model.open(), model.plan, out, progress=second)
-    assert f"process {os.getpid()} is converting into it; wait until it is done" in refusals[0]
+    assert f"process {os.getpid()} is at work in it; wait until it is done" in refusals[0]
     assert str(out.with_name("out.partial")) in refusals[0]
     assert "\n" not in refusals[0]
     assert all(damage is None for _, damage in verify(pieces_of(Container.open(out))))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diskmoe.experts import disk as module
-from diskmoe.experts.disk import blocks_of, measure_disk, read_speed
+from diskmoe.experts.disk import blocks_of, measure_disk, read_speed, write_speed
 from diskmoe.experts.errors import ReadFailed
 
 RECORD = 3 * 4096
@@ -85,3 +85,16 @@ def test_a_read_that_fails_is_raised_and_leaves_no_thread(files: list[Path]) -> 
     with pytest.raises(ReadFailed, match="here"):
         read_speed(read, iter(blocks_of(files, RECORD)), RECORD, 3, seconds=60)
     assert not any(t.name.startswith("diskmoe-read") for t in threading.enumerate())
+
+
+def test_writing_is_timed_and_leaves_nothing(tmp_path: Path) -> None:
+    speed = write_speed(tmp_path, 8 << 20)
+    assert speed is not None and speed > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_nothing_can_be_written_nothing_is_said(
+    tmp_path: Path,
+) -> None:
+    assert write_speed(tmp_path / "none") is None
+    assert write_speed(tmp_path, 1 << 20) is None  # less than a block

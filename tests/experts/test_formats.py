@@ -12,7 +12,10 @@ from diskmoe.experts import quantise as quantise_kernels
 from diskmoe.experts.formats import (
     FORMATS,
     Quantised,
+    chosen_format,
     dequantise,
+    expert_format,
+    expert_formats,
     format_for_bits,
     mtp_format,
     quantise,
@@ -107,6 +110,46 @@ def naive_q4g64(weights: np.ndarray) -> Quantised:
     return naive_q4(weights, 64)
 
 
+def naive_lines(weights: np.ndarray, name: str) -> Quantised:
+    """Groups by the plain rule: the largest weight is code 0, or codes go from lowest to highest."""
+    rows, cols = weights.shape
+    groups = -(-cols // 32)
+    values = np.zeros((rows, groups * 32), np.uint8)
+    scales = np.zeros((rows, groups), np.float32)
+    minima = np.zeros((rows, groups), np.float16)
+    for row, group in np.ndindex(rows, groups):
+        w = weights[row, group * 32 : group * 32 + 32]
+        if name == "q4_1":
+            low, middle = as_f16(w.min()), 0
+            minima[row, group] = low
+            step = (w.max() - low) / np.float32(15)
+        else:
+            low, middle = np.float32(0), 8
+            step = (w.max() if w.max() > -w.min() else w.min()) / np.float32(-8)
+        step = widen_bf16(round_to_bf16(step[None]))[0] if name == "int4" else as_f16(step)
+        scales[row, group] = step
+        codes = np.rint(np.clip((w - low) / step + np.float32(middle), 0, 15)) if step else middle
+        values[row, group * 32 : group * 32 + len(w)] = codes
+    kept = round_to_bf16(scales) if name == "int4" else scales.astype(np.float16)
+    return Quantised(values, kept, minima=minima if name == "q4_1" else None)
+
+
+def as_f16(number: np.float32) -> np.float32:
+    return np.float32(np.float16(np.clip(number, -65504, 65504)))
+
+
+def naive_q4_0(weights: np.ndarray) -> Quantised:
+    return naive_lines(weights, "q4_0")
+
+
+def naive_q4_1(weights: np.ndarray) -> Quantised:
+    return naive_lines(weights, "q4_1")
+
+
+def naive_int4(weights: np.ndarray) -> Quantised:
+    return naive_lines(weights, "int4")
+
+
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
@@ -160,6 +203,9 @@ NAIVE = {
     "q4g64": naive_q4g64,
     "mxfp4": naive_mxfp4,
     "fp8": naive_fp8,
+    "q4_0": naive_q4_0,
+    "q4_1": naive_q4_1,
+    "int4": naive_int4,
 }
 
 
@@ -207,7 +253,7 @@ def test_every_e4m3_number_survives_and_ties_go_to_even() -> None:
     ).all()
 
 
-@pytest.mark.parametrize("name", ["q8", "q4", "q4g64"])
+@pytest.mark.parametrize("name", ["q8", "q4", "q4g64", "q4_0", "q4_1", "int4"])
 @pytest.mark.parametrize("magnitude", [1e-8, 3e-7, 1e-5, 1e4, 1e5])
 def test_tiny_and_huge_weights_equal_the_numpy_twin(name: str, magnitude: float) -> None:
     weights = draw(4, 64, seed=3) * np.float32(magnitude)
@@ -242,12 +288,12 @@ def test_q8_error_is_at_most_half_a_step() -> None:
 
 def test_searched_q4_has_the_error_the_reference_promises() -> None:
     weights = draw(500, 256)
-    values, scales, zeros, row_scales = quantise(weights, "q4")
-    error = dequantise(values, scales, zeros, row_scales) - weights
+    numbers = quantise(weights, "q4")
+    error = dequantise(*numbers) - weights
     # the least for each group by itself is 0.0048; plain lowest and highest have 0.0056
     assert 0.0047 < np.square(error).sum() / np.square(weights).sum() < 0.0050
-    assert (values.min(), values.max()) == (0, 15)
-    assert (scales.max(axis=1) == 255).all()
+    assert (numbers.values.min(), numbers.values.max()) == (0, 15)
+    assert (numbers.scales.max(axis=1) == 255).all()
 
 
 def test_q4_follows_weights_of_one_sign_and_of_one_value() -> None:
@@ -345,29 +391,54 @@ def test_bits_choose_a_format_and_wrong_bits_list_the_choices() -> None:
         format_for_bits(5)
 
 
+def test_the_smallest_format_that_holds_the_weights_is_chosen_unless_another_is_asked_for() -> None:
+    assert chosen_format({"q8", "q4_1", "q4_0", "f32"}, None) == "q4_0"
+    assert chosen_format({"q4_1", "f32"}, "q4") == "q4_1"
+    assert chosen_format({"mxfp4", "f32"}, "q4") == "mxfp4"
+    assert chosen_format({"q4_0", "f32"}, "q4g64") == "q4g64"
+    assert chosen_format({"q8", "f32"}, "q4") == chosen_format({"f32"}, "q4") == "q4"
+    assert chosen_format({"f32"}, None) == "f32"
+
+
 def test_bits_per_weight_count_the_scales() -> None:
     assert FORMATS["q4"].bits_per_weight == 4 + 16 / 32
     assert FORMATS["q8"].bits_per_weight == 8 + 16 / 32
     assert FORMATS["q4g64"].bits_per_weight == FORMATS["mxfp4"].bits_per_weight == 4.25
     assert FORMATS["fp8"].bits_per_weight == 8 + 32 / (16 * 128)
     assert FORMATS["bf16"].bits_per_weight == 16
+    assert FORMATS["q4_0"].bits_per_weight == FORMATS["int4"].bits_per_weight == 4.5
+    assert FORMATS["q4_1"].bits_per_weight == 5
 
 
 def test_the_mtp_layer_never_has_fewer_than_eight_bits() -> None:
     assert {name: mtp_format(name) for name in FORMATS} == {
         **{name: name for name in ("f32", "bf16", "q8", "fp8")},
-        **{name: "q8" for name in ("q4", "q4g64", "mxfp4")},
+        **{name: "q8" for name in ("q4", "q4g64", "mxfp4", "q4_0", "q4_1", "int4")},
     }
 
 
+def test_an_experts_format_may_be_two() -> None:
+    assert expert_formats("q8") == ("q8", "q8") and expert_formats("q4_0+q8") == ("q4_0", "q8")
+    assert expert_format("q4_0", "q8") == "q4_0+q8" and expert_format("q8", "q8") == "q8"
+    assert mtp_format("q4_0+q4_1") == mtp_format("q4_0+q8") == "q8"
+    assert mtp_format("q4_0+f32") == "q8+f32"
+
+
 def test_a_float_format_is_not_quantised() -> None:
-    with pytest.raises(ValueError, match="'bf16'.*there are q8, q4, q4g64, mxfp4, fp8"):
+    with pytest.raises(ValueError, match="'bf16'.*there are q8, q4, q4g64, q4_0"):
         quantise(draw(2, 32), "bf16")
 
 
 @pytest.mark.parametrize(
     ("name", "low", "high"),
-    [("q4g64", 0.0063, 0.0069), ("mxfp4", 0.0115, 0.0145), ("fp8", 0.0006, 0.0008)],
+    [
+        ("q4g64", 0.0063, 0.0069),
+        ("mxfp4", 0.0115, 0.0145),
+        ("fp8", 0.0006, 0.0008),
+        ("q4_0", 0.0070, 0.0078),
+        ("q4_1", 0.0057, 0.0063),
+        ("int4", 0.0070, 0.0078),
+    ],
 )
 def test_the_squared_error_of_normal_weights_is_known(name: str, low: float, high: float) -> None:
     weights = draw(320, 256)

@@ -3,20 +3,22 @@
 import gguf
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import dequantise, quantise
 from diskmoe.experts.gguf_blocks import (
     QUANTISED,
+    exact_formats,
     keeps_codes,
-    keeps_numbers,
     numbers,
-    own_format,
     refuse_unsupported,
     wide,
 )
 from diskmoe.experts.gguf_file import BLOCKS
 from diskmoe.experts.safetensors_io import TensorInfo
+from diskmoe.experts.tiles import matrix_layout, pack_values, unpack
 
 ROWS, COLS = 24, 512
 
@@ -32,9 +34,8 @@ def drawn(seed: int = 0) -> np.ndarray:
 
 def stored(kind: str, seed: int = 0) -> np.ndarray:
     """Bytes of that type, u8 1-D: the gguf package's, or random codes with small scales."""
-    if kind in ("Q4_0", "Q4_1", "Q8_0", "MXFP4"):
+    if kind != "Q4_K":
         return gguf.quants.quantize(drawn(seed), gguf.GGMLQuantizationType[kind]).reshape(-1)
-    assert kind == "Q4_K"
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (ROWS * COLS // 256, 144)).astype(np.uint8)
     scales = rng.uniform(1e-4, 1e-3, (len(blocks), 2)).astype(np.float16)
@@ -51,11 +52,52 @@ def squared(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.square(a - b).sum() / np.square(a).sum())
 
 
-@pytest.mark.parametrize(("kind", "fmt"), [("Q8_0", "q8"), ("MXFP4", "mxfp4"), ("Q4_0", "q8")])
-def test_no_number_changes_where_a_format_has_them_all(kind, fmt):
-    raw = stored(kind)
-    assert keeps_numbers(kind, fmt) and own_format(kind) == fmt
-    np.testing.assert_array_equal(dequantise(*numbers(raw, kind, COLS, fmt)), wide(raw, kind, COLS))
+EXACT = [
+    *(("Q4_0", "q4_0"), ("Q4_0", "q4_1"), ("Q4_0", "q8"), ("Q4_1", "q4_1"), ("Q5_0", "q8")),
+    *(("Q8_0", "q8"), ("IQ4_NL", "q8"), ("MXFP4", "mxfp4")),
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(EXACT))
+def test_no_number_changes_where_a_format_has_them_all(data, pair):
+    """Any blocks whose f16 are numbers, as the gguf package reads them, and as kernels are given."""
+    kind, fmt = pair
+    rows, groups = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 4))
+    nbytes = BLOCKS[kind][1]
+    drawn_bytes = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    blocks = drawn_bytes.integers(0, 256, (rows, groups, nbytes)).astype(np.uint8)
+    for at in {"MXFP4": (), "Q4_1": (0, 2)}.get(kind, (0,)):
+        # -8 times a step must be an f16 number: no file that means anything is near
+        half = st.floats(-8000, 8000, width=16)
+        for row, group in np.ndindex(rows, groups):
+            number = np.array([data.draw(half)], np.float16)
+            blocks[row, group, at : at + 2] = number.view(np.uint8)
+    if kind == "MXFP4":
+        blocks[..., 0] = np.minimum(blocks[..., 0], 250)  # the gguf package overflows beyond
+    raw = blocks.reshape(-1)
+    exact = gguf.quants.dequantize(blocks.reshape(rows, -1), gguf.GGMLQuantizationType[kind])
+    assert fmt in exact_formats(kind) and keeps_codes(kind, fmt)
+    layout = matrix_layout(fmt, rows, 32 * groups)
+    found = numbers(raw, kind, 32 * groups, fmt)
+    np.testing.assert_array_equal(dequantise(*found), exact)
+    np.testing.assert_array_equal(unpack(pack_values(found, layout), layout), exact)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fmt", "at"),
+    [("Q4_0", "q4_0", 0), ("Q4_1", "q4_1", 2), ("Q4_0", "q4_1", 0), ("Q5_0", "q8", 0)],
+)
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 60000])
+def test_a_scale_that_is_no_number_is_refused(kind, fmt, at, bad):
+    raw = stored(kind).reshape(ROWS, -1)
+    raw[9, at : at + 2] = np.array([bad], np.float16).view(np.uint8)
+    found = numbers(raw.reshape(-1), kind, COLS, fmt)
+    if bad != 60000 or (kind, fmt) == ("Q4_0", "q4_1"):  # its minimum would be beyond f16
+        with pytest.raises(ValueError, match="not a number"):
+            pack_values(found, matrix_layout(fmt, ROWS, COLS))
+    else:
+        np.testing.assert_array_equal(dequantise(*found), wide(raw.reshape(-1), kind, COLS))
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
@@ -64,7 +106,7 @@ def test_codes_of_four_bits_are_kept_and_only_steps_are_rounded(kind):
     exact = wide(raw, kind, COLS)
     kept = squared(exact, dequantise(*numbers(raw, kind, COLS, "q4")))
     assert kept < 5e-5 and kept < squared(exact, dequantise(*quantise(exact, "q4")))
-    assert not keeps_numbers(kind, "q4")
+    assert "q4" not in exact_formats(kind)
 
 
 def test_negative_steps_turn_their_codes_round():
@@ -133,4 +175,6 @@ def test_integers_are_no_weights(tmp_path):
 
 def test_what_is_not_kept_is_said_to_be_not():
     assert not keeps_codes("Q5_K", "q4") and not keeps_codes("Q8_0", "q4")
-    assert not keeps_codes("Q4_0", "q4g64")
+    assert not keeps_codes("Q4_0", "q4g64") and not keeps_codes("Q4_1", "q4_0")
+    assert not keeps_codes("Q4_K", "q4_1") and not keeps_codes("BF16", "bf16")
+    assert exact_formats("Q6_K") == exact_formats("F16") == {"f32"}

@@ -43,7 +43,7 @@ def test_a_running_holder_is_named_and_its_lock_left_alone(tmp_path: Path, lock:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as holder:
         lock.write_text(f"{holder.pid} {began(holder.pid):.2f}")
         text = lock.read_text()
-        with pytest.raises(BadOutput, match=f"process {holder.pid} is converting"):
+        with pytest.raises(BadOutput, match=f"process {holder.pid} is at work in it"):
             locked(tmp_path, tmp_path).__enter__()
         assert os.listdir(tmp_path) == [LOCK_NAME]
         assert lock.read_text() == text
@@ -72,7 +72,7 @@ def test_a_lock_without_a_process_is_held_while_it_is_young(
 ) -> None:
     lock.write_text(text)
     if text in ("", "12", "x y"):  # it may be being written
-        with pytest.raises(BadOutput, match="another process is converting"):
+        with pytest.raises(BadOutput, match="another process is at work in it"):
             locked(tmp_path, tmp_path).__enter__()
     os.utime(lock, (0, 0))
     with locked(tmp_path, tmp_path):

@@ -14,7 +14,7 @@ from diskmoe.experts.convert import convert
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.export import export_checkpoint
 from diskmoe.experts.formats import FORMATS, round_to_bf16, widen_bf16
-from diskmoe.experts.records import CheckpointRecords, ContainerRecords, own_expert_format
+from diskmoe.experts.records import CheckpointRecords, ContainerRecords, chosen_expert_format
 from diskmoe.experts.safetensors_io import write_safetensors
 from diskmoe.experts.tiles import pack_record, unpack_record
 
@@ -131,7 +131,7 @@ def test_experts_in_tensors_of_all_are_taken_apart(
     assert_records_are(records, experts)
 
 
-@pytest.mark.parametrize("fmt", ["f32", "bf16", "q8", "q4"])
+@pytest.mark.parametrize("fmt", ["f32", "bf16", "q8", "q4g64"])
 def test_codes_become_any_format(tmp_path: Path, fmt: str) -> None:
     tensors, experts = coded()
     checkpoint, plan = write(tmp_path, tensors), plan_of("codes")
@@ -139,10 +139,11 @@ def test_codes_become_any_format(tmp_path: Path, fmt: str) -> None:
     assert_records_are(CheckpointRecords(checkpoint, plan, fmt), experts)
 
 
-def test_codes_are_kept_where_no_format_is_asked_for(tmp_path: Path) -> None:
+def test_codes_are_kept_where_no_format_is_asked_for_or_four_bits(tmp_path: Path) -> None:
     tensors, experts = coded()
     checkpoint, plan = write(tmp_path, tensors), plan_of("codes")
-    assert own_expert_format(checkpoint, plan) == "mxfp4"
+    for asked in (None, "q4", "mxfp4"):
+        assert chosen_expert_format(checkpoint, plan, asked) == "mxfp4"
     records = CheckpointRecords(checkpoint, plan)
     slot = np.full(records.record_layout.nbytes, 0xAB, np.uint8)
     for expert, wanted in enumerate(experts):
@@ -249,4 +250,4 @@ def test_codes_that_do_not_fit_the_plan_are_refused(
 def test_widths_without_whole_groups_have_no_codes(tmp_path: Path) -> None:
     tensors, _ = coded()
     with pytest.raises(BadModel, match="no whole groups of 32"):
-        own_expert_format(write(tmp_path, tensors), plan_of("codes", ffn=100))
+        chosen_expert_format(write(tmp_path, tensors), plan_of("codes", ffn=100), None)

@@ -19,41 +19,13 @@ from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.gbnf import parse
 
-LETTERS = 'ab"\n\u00e9\u20ac\U0001f600'
-BYTES = sorted(set(LETTERS.encode()) | {0x80, 0xC0, 0xC3, 0xED, 0xF4, 0xFF, 0x00})
-
-
-def drawn(choose: random.Random) -> dict[str, earley.Node]:
-    """A grammar of up to four rules, small enough for every one of its loops to be met."""
-    names = ["root", "x", "y", "z"][: choose.randint(1, 4)]
-
-    def node(depth: int) -> earley.Node:
-        kind = choose.choice(("text", "text", "set", "ref", "ref", "seq", "alt", "repeat"))
-        if depth <= 0 and kind in ("seq", "alt", "repeat"):
-            kind = "text"
-        if kind == "text":
-            return ("text", "".join(choose.choices(LETTERS, k=choose.choice((0, 1, 1, 1, 2)))))
-        if kind == "set":
-            ranges = []
-            for _ in range(choose.randint(1, 3)):
-                low = ord(choose.choice(LETTERS)) + choose.randint(-1, 1)
-                ranges.append((low, low + choose.choice((0, 0, 1, 40, 3000))))
-            return ("set", choose.random() < 0.3, ranges)
-        if kind == "ref":
-            return ("ref", choose.choice(names))
-        if kind == "repeat":
-            low = choose.choice((0, 0, 1, 2))
-            high = choose.choice((None, low, low + 1, low + 2))
-            return ("repeat", node(depth - 1), low, high)
-        return (kind, [node(depth - 1) for _ in range(choose.randint(1, 3))])
-
-    return {name: node(3) for name in names}
+BYTES = sorted(set(earley.LETTERS.encode()) | {0x80, 0xC0, 0xC3, 0xED, 0xF4, 0xFF, 0x00})
 
 
 def compare(seed: int) -> None:
     """One grammar, some strings: the same verdict behind every byte."""
     choose = random.Random(seed)
-    rules = drawn(choose)
+    rules = earley.drawn(choose)
     text = earley.gbnf(rules)
     oracle = earley.Earley(rules)
     try:

@@ -33,9 +33,15 @@ def run(*words: str) -> tuple[int, list[str]]:
 def test_cases_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = {"grammar": 'root ::= "a" | root "b"', "root": "root", "accept": ["ab"], "reject": ["b"]}
     path = tmp_path / "cases.jsonl"
-    path.write_text(json.dumps(case) + "\n\n" + json.dumps({"schema": "{}"}) + "\n")
+    path.write_text(json.dumps(case) + "\n\n" + json.dumps({"kind": "lark"}) + "\n")
+    path.write_text(path.read_text() + '{"schema": {"maxLength": 1}, "accept": ["1"]}\n')
+    with path.open("a") as file:
+        file.write(
+            '{"regex": "a+", "accept": ["aa"], "reject": [""]}\n{"choices": [3], "ok": false}\n'
+        )
     assert run("test", str(path)) == (0, [f"{path}: 1 lines hold no grammar and are skipped"])
-    assert capsys.readouterr().out == "2 passed, 0 failed\n"
+    assert capsys.readouterr().out == "6 passed, 0 failed\n"
+    path.write_text(path.read_text().split("\n")[0])
     code, said = run("test", str(path), "--strict")
     assert code == 1 and "left recursion" in said[0]
     assert capsys.readouterr().out == "0 passed, 1 failed\n"
@@ -80,12 +86,24 @@ def test_check_warns_of_two_ways_to_say_one_thing(tmp_path: Path) -> None:
 
 def test_check_reads_a_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "s.json"
-    path.write_text('{"type": "integer", "minimum": 3}')
-    assert run("check", str(path), "17") == (
-        0,
-        ["warning: schema keywords that drafts ignore: minimum (1)"],
-    )
-    assert "'17': complete" in capsys.readouterr().out
+    path.write_text('{"type": "array", "items": {"minimum": 3}, "uniqueItems": true}')
+    with pytest.raises(BadGrammar, match="s.json: at #: uniqueItems: only items"):
+        run("check", str(path), "[17]")
+    code, said = run("check", str(path), "[17, 4]", "[2]", "--lax")
+    assert (code, said) == (1, ["warning: ignored in the schema: uniqueItems at #"])
+    out = capsys.readouterr().out
+    assert "'[17, 4]': complete" in out and "'[2]': leaves the grammar at 1:3" in out
+    assert run("check", str(path), "[17, 4]", "--lax", "--compact")[0] == 1
+    assert run("check", str(path), "[17, 4]", "--profile", "drafts")[0] == 0
+
+
+def test_check_reads_a_pattern_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", "--regex", "[a-c]{2}", "ab") == (0, [])
+    assert run("check", "--choices=red,green", "gre")[0] == 1
+    out = capsys.readouterr().out
+    assert "'ab': complete" in out and "'gre': incomplete: 'e' expected" in out
+    with pytest.raises(BadGrammar, match="regex: character 1 of the pattern: lookahead"):
+        run("check", "--regex", "(?=a)b")
 
 
 def test_an_error_is_one_line_and_its_place_is_shown_above(

@@ -51,8 +51,9 @@ class Toy:
         return (random.random(VOCAB) * self.sharp).tolist()
 
 
-def best(logits: npt.NDArray[np.float32], ahead: int) -> int:
-    return int(logits.argmax())
+def best(logits: npt.NDArray[np.float32], chain: Sequence[int]) -> tuple[int, float]:
+    token = int(logits.argmax())
+    return token, 1 / float(np.exp(logits - logits[token]).sum())
 
 
 def said(source: DraftModelSource, chain: Sequence[int] = (), count: int = 4) -> list[int]:
@@ -125,15 +126,16 @@ def test_it_ends_where_it_is_not_sure_and_grades_by_how_sure_it_is() -> None:
             assert len(said(source, count=1)) == count
 
 
-def test_the_large_models_way_to_choose_is_asked_with_the_place_of_each_draft() -> None:
-    asked: list[int] = []
+def test_the_large_models_way_to_choose_is_asked_with_what_comes_before_each_draft() -> None:
+    asked: list[list[int]] = []
 
-    def guess(logits: npt.NDArray[np.float32], ahead: int) -> int:
-        asked.append(ahead)
-        return ahead
+    def guess(logits: npt.NDArray[np.float32], chain: Sequence[int]) -> tuple[int, float]:
+        asked.append(list(chain))
+        return (len(chain) if len(chain) < 5 else -1), 1.0
 
     source = DraftModelSource(Toy(), [1, 2], guess, p_min=0)
-    assert said(source, [9, 9], count=3) == [2, 3, 4] == asked
+    assert said(source, [9, 9], count=9) == [2, 3, 4]
+    assert asked == [[9, 9], [9, 9, 2], [9, 9, 2, 3], [9, 9, 2, 3, 4]]
 
 
 def test_it_gives_up_where_its_context_ends_or_a_token_is_not_its_own() -> None:
@@ -157,7 +159,7 @@ def test_numbers_that_are_none_end_it(number: float) -> None:
         def logits(self, tokens: Sequence[int]) -> list[float]:
             return [0.0, number, *[0.0] * (VOCAB - 2)]
 
-    def strict(logits: npt.NDArray[np.float32], ahead: int) -> int:
+    def strict(logits: npt.NDArray[np.float32], chain: Sequence[int]) -> tuple[int, float]:
         raise AssertionError("what chooses tokens is asked about numbers alone")
 
     source = DraftModelSource(Broken(), [1], strict)

@@ -130,18 +130,18 @@ def test_a_chain_of_others_is_fed_and_counts_as_depth() -> None:
     assert layer.kv.length == 1
 
 
-def test_guesses_are_told_how_far_ahead_they_are() -> None:
-    told: list[int] = []
+def test_guesses_are_told_what_comes_before_them_and_end_where_none_fits() -> None:
+    told: list[list[int]] = []
 
-    def guess(logits: Floats, ahead: int) -> int:
-        told.append(ahead)
-        return int(logits.argmax())
+    def guess(logits: Floats, chain: Sequence[int]) -> tuple[int, float]:
+        told.append(list(chain))
+        return (len(chain) if len(chain) < 3 else -1), 0.5
 
     source = MtpSource(Layer(), HIDDEN, guess)
     absorb(source, [1])
-    tokens_of(source)
-    tokens_of(source, [5, 6])
-    assert told == [0, 1, 2, 3, 2, 3]
+    assert tokens_of(source) == [0, 1, 2]
+    assert tokens_of(source, [5, 6]) == [2]
+    assert told == [[], [0], [0, 1], [0, 1, 2], [5, 6], [5, 6, 2]]
 
 
 def test_grades_follow_what_the_head_thinks_of_its_draft() -> None:
@@ -198,7 +198,7 @@ def test_numbers_that_are_none_end_it(number: float) -> None:
             logits[7] = number
             return logits
 
-    def strict(logits: Floats, ahead: int) -> int:
+    def strict(logits: Floats, chain: Sequence[int]) -> tuple[int, float]:
         raise AssertionError("what chooses tokens is asked about numbers alone")
 
     layer = Broken()

@@ -121,7 +121,8 @@ def of_a_part(sampler: Sampler, row: np.ndarray, random: Random, ahead: int) -> 
 
 
 def same_noise(sampler: Sampler, row: np.ndarray, random: Random, ahead: int) -> Draft:
-    return Draft(sampler.guess(disturbed(row), ahead))
+    token, _ = sampler.guess(disturbed(row), [0] * ahead)
+    return Draft(token)
 
 
 def mixed(sampler: Sampler, row: np.ndarray, random: Random, ahead: int) -> Draft:

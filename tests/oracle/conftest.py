@@ -32,6 +32,7 @@ class Oracle:
         self._model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
+        torch.nn.Module.float(self._model)  # what was made of codes may be bf16 still
 
     def logits(self, ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """(n,) -> (n, vocab)."""

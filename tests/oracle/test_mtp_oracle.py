@@ -24,6 +24,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek3": ("deepseek_v3", {}),
     "glm4-lite": ("glm4_moe_lite", {}),
+    "glm-dsa": ("glm_moe_dsa", {}),
     "qwen3-next": ("qwen3_next", _HYBRID),
     "qwen3.5": ("qwen3_5_moe_text", _HYBRID),
 }
@@ -38,11 +39,12 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_drafts_and_logits_equal_those_of_transformers(folder: Path) -> None:
     """At every depth, after texts of several lengths; and the first drafts of a whole run, where
-    transformers lets a model run with its head: not those with recurrent states."""
+    transformers lets a model run with its head: not those with recurrent states or chosen keys."""
     from mtp_oracle import MtpOracle
 
     oracle = MtpOracle(folder)
-    if "linear_attention" in oracle.model.config.to_dict().get("layer_types", ()):
+    config = oracle.model.config.to_dict()
+    if "linear_attention" in config.get("layer_types", ()) or "index_topk" in config:
         tokens, drafted = oracle.greedy(PROMPT, 24), {}
     else:
         tokens, drafted = oracle.generate(PROMPT, 24)

@@ -100,7 +100,7 @@ def test_a_limit_keeps_what_is_no_number(alone: Workers):
     assert (np.isnan(out).all(axis=2) == (case.choices == 0)).all()
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", [*FORMATS, "q4_0+q4_1", "int4+q8", "f32+int4"])
 def test_an_expert_has_the_bits_of_its_matrices_multiplied_apart(fmt: str, alone: Workers):
     """gate and up, the activation, down: as `matmul` and `silu_mul` would do them."""
     from diskmoe.engine.kernels.basic import silu_mul
@@ -127,7 +127,7 @@ def test_an_expert_has_the_bits_of_its_matrices_multiplied_apart(fmt: str, alone
 
 
 @pytest.mark.usefixtures("split_everything")
-@pytest.mark.parametrize("fmt", [*FORMATS, "mxfp4"])
+@pytest.mark.parametrize("fmt", [*FORMATS, "mxfp4", "q4_1", "q4_0+q8"])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_selection_does_not_depend_on_the_others_or_threads(
     fmt: str, biased: bool, alone: Workers, pair: Workers
@@ -149,7 +149,7 @@ def test_blocks_of_selections_change_nothing(pair: Workers):
         assert case.run(pair, 0, 64, block=block).tobytes() == whole.tobytes()
 
 
-@pytest.mark.parametrize("fmt", ["q8", "q4"])
+@pytest.mark.parametrize("fmt", ["q8", "q4", "q4_0+q4_1"])
 @pytest.mark.parametrize("biased", [False, True])
 def test_portable_code_gives_the_bits_of_the_host_code(fmt: str, biased: bool, alone: Workers):
     case = Case(fmt, biased=biased)

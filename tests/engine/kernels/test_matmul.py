@@ -56,6 +56,15 @@ def test_float_product_equals_its_twin(fmt: str, shape: tuple[int, int], alone: 
     assert relative_error(product(x, matrix, alone), wanted) < 1e-6
 
 
+@pytest.mark.parametrize("fmt", KIND)
+def test_the_halves_of_a_matrix_give_the_bits_of_the_whole(fmt: str, alone: Workers):
+    matrix, x = packed(normal(96, 160), fmt), normal(5, 160, seed=1)
+    first, second = (product(x, half, alone) for half in matrix.halves())
+    assert np.hstack([first, second]).tobytes() == product(x, matrix, alone).tobytes()
+    with pytest.raises(ValueError, match="48 rows"):
+        packed(normal(48, 160), fmt).halves()
+
+
 @pytest.mark.parametrize(("fmt", "bound"), [("q8", 0.015), ("q4", 0.08)])
 def test_quantised_product_is_near_the_exact_one(fmt: str, bound: float, alone: Workers):
     weights, x = normal(64, 512), normal(4, 512, seed=1)

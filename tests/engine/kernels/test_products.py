@@ -28,7 +28,7 @@ from diskmoe.engine.kernels.products import (
     tile_rows,
     unpack_row,
 )
-from diskmoe.experts.formats import FORMATS, Quantised, dequantise
+from diskmoe.experts.formats import FORMATS, Quantised, dequantise, widen_bf16
 from diskmoe.experts.tiles import (
     Bytes,
     MatrixLayout,
@@ -41,7 +41,7 @@ from diskmoe.experts.tiles import (
 )
 
 PATHS = ("portable", "avx2", "avx512bw", "avx512vnni", "dotprod")
-INTEGERS = ("q8", "q4", "q4g64", "mxfp4")
+INTEGERS = ("q8", "q4", "q4g64", "mxfp4", "q4_0", "q4_1", "int4")
 BATCHES = (1, 2, 3, 5, 8, 17)
 REAL_SHAPES = ((768, 2048), (2048, 768))  # an expert's gate and down
 
@@ -102,7 +102,7 @@ def case(fmt: str, rows: int, cols: int) -> tuple[Any, Any, Any, Any]:
 def twin(x: np.ndarray, packed: Bytes, layout: MatrixLayout) -> np.ndarray:
     if layout.format in ("f32", "bf16"):
         return naive.matmul_chains(x, unpack(packed, layout))
-    values, scales, zeros, row_scales = unpack_values(packed, layout)
+    values, scales, zeros, row_scales, minima = unpack_values(packed, layout)
     if layout.format == "fp8":
         ones = np.ones_like(scales)
         return naive.matmul_blocks(x, dequantise(values, ones), scales)
@@ -110,7 +110,10 @@ def twin(x: np.ndarray, packed: Bytes, layout: MatrixLayout) -> np.ndarray:
         doubled = np.array(E2M1_DOUBLED, np.int8)[values]
         halved = np.ldexp(np.float32(0.5), scales.astype(np.int32) - 127).astype(np.float32)
         return naive.matmul_quantised(x, doubled, halved)
-    return naive.matmul_quantised(x, values, scales, zeros, row_scales)
+    if layout.format in ("q4_0", "int4"):
+        wide = scales if layout.format == "q4_0" else widen_bf16(scales)
+        return naive.matmul_quantised(x, values.astype(np.int8) - 8, wide)
+    return naive.matmul_quantised(x, values, scales, zeros, row_scales, minima)
 
 
 def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
@@ -207,7 +210,8 @@ def test_any_packed_bytes_are_multiplied_exactly(fmt: str, path: str) -> None:
             scales[:-64].reshape(layout.groups, 2, 16)[:, 0] = 1
             scales[-64:].view(np.float32)[:] = 1.0
         else:
-            one = np.uint8(127) if fmt == "mxfp4" else np.float16(1.0)
+            ones = {"mxfp4": np.uint8(127), "int4": np.uint16(0x3F80)}
+            one = ones.get(fmt, np.float16(1.0))
             scales.view(one.dtype)[:] = one
         wanted = naive.matmul(x, unpack(data, layout))
         for n in (1, 5):
@@ -312,7 +316,8 @@ def test_prepared_rows_equal_their_twin(numbers: list[float], fmt: str) -> None:
     stored = prepared(x, kind)[0, : depth_of(kind, x.shape[1]) * size].reshape(-1, size)
     assert (stored[:, :group].view(np.int8) == values[0]).all()
     assert stored[:, group : group + 4].tobytes() == scales[0].tobytes()
-    zero = {"q8": 128, "q4": 1, "q4g64": 1, "mxfp4": 12}[fmt]
+    zeros = {"q8": 128, "q4": 1, "q4g64": 1, "mxfp4": 12, "q4_0": 8, "q4_1": -1, "int4": 8}
+    zero = zeros[fmt]
     assert (stored[:, group + 4 :].copy().view(np.int32)[:, 0] == -zero * values[0].sum(1)).all()
 
 

@@ -13,6 +13,7 @@ from diskmoe.engine.kernels.select import (
     at_least,
     heaviest,
     largest_of_blocks,
+    share_of,
     total_weight,
     weigh,
 )
@@ -93,6 +94,18 @@ def test_weights_and_their_total_are_those_of_the_twin(given: Rows, temperature:
     np.testing.assert_allclose(weights, wanted, rtol=1e-13, atol=1e-300)
     total = total_weight(given.logits, given.allowed, given.maxima, largest, temperature)
     assert total == pytest.approx(wanted.sum(), rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows, st.integers(0, 10_000))
+def test_a_tokens_share_is_that_of_the_twin(given: Rows, number: int) -> None:
+    if given.best < 0:
+        return
+    token = given.ids[number % len(given.ids)]
+    share = share_of(given.logits, given.allowed, given.maxima, token)
+    with np.errstate(over="ignore"):
+        wanted = naive.share_of(given.logits, given.allowed, token)
+    assert share == pytest.approx(wanted, rel=1e-5, abs=1e-30)
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,6 +12,7 @@ from tiny_model import (
     running,
     tiny_config,
     with_fp8,
+    with_fp8_factors,
     with_int4,
     write_checkpoint,
 )
@@ -22,12 +23,18 @@ from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.errors import BadModel
+from diskmoe.experts.formats import Quantised
 from diskmoe.experts.records import ContainerRecords
 from diskmoe.experts.safetensors_io import read_tensor
 from diskmoe.experts.tiles import aligned_zeros, unpack_values
 
 IDS = [5, 9, 33, 2, 50, 7, 8, 41, 3, 77]
-WAYS = {"fp8": with_fp8, "int4": with_int4}
+WAYS = {
+    "fp8": with_fp8,
+    "fp8 by row": lambda config, tensors: with_fp8_factors(config, tensors, "channel"),
+    "fp8 by tensor": lambda config, tensors: with_fp8_factors(config, tensors, "tensor"),
+    "int4": with_int4,
+}
 GATE = "model.layers.1.mlp.experts.2.gate_proj.weight"
 
 
@@ -79,7 +86,10 @@ def test_codes_are_widened_exactly(tmp_path, way):
 
 @pytest.mark.parametrize(
     ("way", "targets"),
-    [("fp8", [("q4", "q8"), ("q4g64", "bf16")]), ("int4", [("q4g64", "q8"), ("mxfp4", "bf16")])],
+    [
+        *((way, [("q4", "q8"), ("q4g64", "bf16")]) for way in WAYS if way != "int4"),
+        ("int4", [("q4g64", "q8"), ("mxfp4", "bf16")]),
+    ],
 )
 def test_what_is_quantised_anew_is_dequantised_once(tmp_path, way, targets):
     codes, plain = written(tmp_path, way)
@@ -93,7 +103,10 @@ def test_what_is_quantised_anew_is_dequantised_once(tmp_path, way, targets):
             assert np.array_equal(ours.f32(name), theirs.f32(name)), name
 
 
-@pytest.mark.parametrize(("way", "fmt"), [("fp8", "fp8"), ("int4", "q8")])
+@pytest.mark.parametrize(
+    ("way", "fmt"),
+    [("fp8", "fp8"), ("fp8 by tensor", "fp8"), ("fp8 by row", "f32"), ("int4", "int4")],
+)
 def test_kept_codes_stand_for_the_same_numbers(tmp_path, way, fmt):
     codes, plain = written(tmp_path, way)
     kept = Container.open(converted(codes, None, None))
@@ -106,28 +119,97 @@ def test_kept_codes_stand_for_the_same_numbers(tmp_path, way, fmt):
         assert np.array_equal(kept.f32(name), exact.f32(name)), name
 
 
-def test_int4_keeps_its_codes_in_q4_where_only_steps_are_rounded(tmp_path):
-    codes, plain = written(tmp_path, "int4")
-    ours, exact = Container.open(converted(codes, "q4", "bf16")), converted(plain, "f32", "f32")
-    errors = []
-    for expert in range(8):
-        sides = ours.expert_f32(1, expert), Container.open(exact).expert_f32(1, expert)
-        for found, source in zip(*sides, strict=True):
-            errors.append(float(np.linalg.norm(found - source) / np.linalg.norm(source)))
-    assert 0 < max(errors) < 4e-3  # chosen anew, codes would be 6e-2 away
-    record = ours.record_layout
+def numbers_in(container: Container, expert: int) -> Quantised:
+    """What the gate of an expert of layer 1 is stored as."""
+    record = container.record_layout
     packed = aligned_zeros(record.nbytes)
-    records = ContainerRecords(ours)
-    records.load(1, 2, packed)
+    records = ContainerRecords(container)
+    records.load(1, expert, packed)
     records.close()
-    kept = unpack_values(packed[: record.gate.nbytes], record.gate).values
-    words = Checkpoint.open(codes).info(GATE + "_packed")
-    stored = read_tensor(words).view(np.uint8)
-    assert np.array_equal(kept[:, 0::2], stored & 15) and np.array_equal(kept[:, 1::2], stored >> 4)
+    return unpack_values(packed[: record.gate.nbytes], record.gate)
 
 
-def test_fp8_is_multiplied_as_it_is_with_no_rounding_of_rows(tmp_path):
-    codes, plain = written(tmp_path, "fp8")
+def assert_same_weights(ours: Path, theirs: Path) -> None:
+    a, b = Container.open(ours), Container.open(theirs)
+    for expert in range(8):
+        for found, source in zip(a.expert_f32(1, expert), b.expert_f32(1, expert), strict=True):
+            np.testing.assert_array_equal(found, source)
+
+
+@pytest.mark.parametrize("asked", [None, "q4", "int4"])
+def test_int4_stays_as_it_is_bit_for_bit(tmp_path, asked):
+    codes, plain = written(tmp_path, "int4")
+    ours = converted(codes, asked, "bf16")
+    assert Container.open(ours).expert_format == "int4"
+    assert_same_weights(ours, converted(plain, "f32", "f32"))
+    kept, stored = numbers_in(Container.open(ours), 2), Checkpoint.open(codes)
+    pairs = read_tensor(stored.info(GATE + "_packed")).view(np.uint8)
+    assert np.array_equal(kept.values[:, 0::2], pairs & 15)
+    assert np.array_equal(kept.values[:, 1::2], pairs >> 4)
+    scales = stored.info(GATE + "_scale")
+    assert scales.dtype == "BF16"
+    assert np.array_equal(kept.scales, read_tensor(scales).view(np.uint16))
+
+
+@pytest.mark.parametrize("group", [64, 192])
+def test_a_scale_of_more_columns_is_one_of_each_group_of_them(tmp_path, group):
+    raw = tiny_config("qwen3_moe", hidden_size=192, moe_intermediate_size=192)
+    coded, stored, exact = with_int4(raw, random_tensors(raw, 1), group)
+    codes = write_checkpoint(tmp_path / "codes", coded, stored, "bf16")
+    plain = write_checkpoint(tmp_path / "plain", raw, exact)
+    ours = converted(codes, None, "q8")
+    assert Container.open(ours).expert_format == "int4"
+    assert_same_weights(ours, converted(plain, "f32", "q8"))
+    checkpoint, plan = plan_of(codes)
+    assert checkpoint.matrix(GATE).shape == (192, 192)
+    assert (read_tensor(checkpoint.info(GATE + "_scale")).shape) == (192, 192 // group)
+    assert plan.ffn == 192
+
+
+@pytest.mark.parametrize(("dtype", "fmt"), [("f16", "q4_0"), ("f32", "f32")])
+def test_other_scales_are_kept_exactly_too(tmp_path, dtype, fmt):
+    raw = tiny_config("qwen3_moe", moe_intermediate_size=64)
+    coded, stored, exact = with_int4(raw, random_tensors(raw, 1))
+    codes = write_checkpoint(tmp_path / "codes", coded, stored, dtype)
+    plain = write_checkpoint(tmp_path / "plain", raw, exact)
+    ours = converted(codes, None, "q8")
+    assert Container.open(ours).expert_format == fmt
+    assert_same_weights(ours, converted(plain, "f32", "q8"))
+
+
+def test_beside_plain_experts_int4_keeps_its_codes_in_q4_where_only_steps_are_rounded(tmp_path):
+    raw = tiny_config("qwen3_moe", moe_intermediate_size=64)
+    coded, stored, exact = with_int4(raw, random_tensors(raw, 1))
+    other = GATE.replace("experts.2", "experts.3")
+    for ending in ("_packed", "_scale", "_shape"):
+        del stored[other + ending]
+    stored[other] = exact[other]
+    codes = write_checkpoint(tmp_path / "codes", coded, stored, "bf16")
+    plain = write_checkpoint(tmp_path / "plain", raw, exact)
+    ours, theirs = (Container.open(converted(codes, asked, "q8")) for asked in ("q4", None))
+    assert ours.expert_format == "q4+int4"  # gates are not all in codes
+    assert theirs.expert_format == "f32+int4"
+    source = Container.open(converted(plain, "f32", "q8"))
+    for expert in range(8):
+        gate, up, down = ours.expert_f32(1, expert)
+        exact_gate, exact_up, exact_down = source.expert_f32(1, expert)
+        np.testing.assert_array_equal(down, exact_down)
+        np.testing.assert_array_equal(theirs.expert_f32(1, expert)[2], exact_down)
+        if expert != 3:  # chosen anew, codes would be 6e-2 away
+            assert 0 < np.linalg.norm(gate - exact_gate) < 4e-3 * np.linalg.norm(exact_gate)
+        assert 0 < np.linalg.norm(up - exact_up) < 4e-3 * np.linalg.norm(exact_up)
+    pairs = read_tensor(Checkpoint.open(codes).info(GATE + "_packed")).view(np.uint8)
+    assert np.array_equal(numbers_in(ours, 2).values[:, 0::2], pairs & 15)
+    options: dict[str, Any] = {"expert_format": "q4", "dense_format": "q8", "slots": 2}
+    with running(ours.path) as model, running(codes, **options) as direct:
+        found = model.forward(IDS, "all")
+        assert found.tobytes() == direct.forward(IDS, "all").tobytes()
+        assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("way", ["fp8", "fp8 by row", "fp8 by tensor"])
+def test_fp8_is_multiplied_as_it_is_with_no_rounding_of_rows(tmp_path, way):
+    codes, plain = written(tmp_path, way)
     expected = logits(plain)
     found = logits(codes, slots=2)
     assert np.abs(found - expected).max() < 1e-4
@@ -169,16 +251,19 @@ def test_a_scale_beyond_half_precision_is_not_lost(tmp_path):
 
 def spoil(way: str, change: str, stored: Stored) -> None:
     scales = GATE + ("_scale_inv" if way == "fp8" else "_scale")
+    first = (0,) * stored[scales].ndim
     if change == "missing":
         del stored[scales]
     elif change == "shape":
-        stored[scales] = np.zeros((1, 1), np.float32)
+        stored[scales] = np.zeros((3, 1), np.float32)
     elif change == "dtype":
         stored[scales] = stored[scales].astype(np.int32)
     elif change == "NaN":
         stored[GATE][7, 3] = 0x7F
     elif change.startswith("infinite"):
-        stored[scales][0, 0] = np.inf
+        stored[scales][first] = np.inf
+    elif change == "a scale that is NaN":
+        stored[scales][first] = np.nan
     else:
         stored[GATE + "_packed"] = np.zeros((160, 3), np.int32)
 
@@ -190,13 +275,22 @@ def spoil(way: str, change: str, stored: Stored) -> None:
         (
             "fp8",
             "shape",
-            "shape [1, 1]; the scales of F8_E4M3 [160, 160] are floats of shape [2, 2]",
+            "shape [3, 1]; the scales of F8_E4M3 [160, 160] are floats of shape [2, 2]",
         ),
         ("fp8", "dtype", "is I32 of shape [2, 2]"),
         ("fp8", "NaN", "not a number"),
         ("fp8", "infinite", "not a number"),
+        ("fp8", "a scale that is NaN", "not a number"),
+        ("fp8 by row", "missing", "_scale_inv' are missing"),
+        ("fp8 by row", "shape", "or [1] or [1, 1] or [160] or [160, 1]"),
+        ("fp8 by row", "NaN", "not a number"),
+        ("fp8 by row", "infinite", "not a number"),
+        ("fp8 by row", "a scale that is NaN", "not a number"),
+        ("fp8 by tensor", "missing", "_scale_inv' are missing"),
+        ("fp8 by tensor", "infinite", "not a number"),
+        ("int4", "a scale that is NaN", "not a number"),
         ("int4", "missing", "_scale' are missing"),
-        ("int4", "shape", "the scales of I32 [160, 20] are floats of shape [160, 5]"),
+        ("int4", "shape", "the scales of I32 [160, 20] are floats of shape [160, 1]"),
         ("int4", "words", "[160, 3]; packed int4 is I32"),
         ("int4", "infinite", "not a number"),
         ("int4", "infinite in q4", "not a number"),
@@ -211,6 +305,22 @@ def test_codes_and_scales_that_do_not_fit_are_refused_by_name(tmp_path, way, cha
         converted(folder, "q4" if change.endswith("q4") else "q8", "q8")
     message = str(caught.value)
     assert said in message and "experts.2.gate_proj" in message and "\n" not in message
+
+
+def test_a_dense_matrix_with_a_scale_that_is_no_number_is_refused_by_name(tmp_path):
+    raw = tiny_config("qwen3_moe", moe_intermediate_size=64, num_hidden_layers=1)
+    tensors = random_tensors(raw, 1)
+    name, moved = "model.layers.0.self_attn.o_proj.weight", "model.layers.0.experts.o_proj.weight"
+    tensors[moved] = tensors.pop(name)  # what is of experts is coded
+    coded, stored, _ = with_int4(raw, tensors)
+    for ending in ("_packed", "_scale", "_shape"):
+        stored[name + ending] = stored.pop(moved + ending)
+    stored[name + "_scale"][17, 1] = np.inf
+    folder = write_checkpoint(tmp_path, coded, stored)
+    with pytest.raises(BadModel) as caught:
+        converted(folder, "q4", "q8")
+    message = str(caught.value)
+    assert "self_attn.o_proj" in message and "not a number" in message and "\n" not in message
 
 
 def test_a_config_that_says_nothing_of_it_changes_nothing(tmp_path):

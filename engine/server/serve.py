@@ -1,0 +1,134 @@
+"""``diskmoe serve``: a model behind OpenAI's endpoints."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import FrameType
+
+import uvicorn
+
+from diskmoe.engine.api import Model
+from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.prepared import prepare
+from diskmoe.engine.report import settings_lines
+from diskmoe.engine.run import model_path, options_from, usage_folder
+from diskmoe.engine.server.app import LOOPBACK, Rules, Server
+from diskmoe.engine.server.desk import Desk
+from diskmoe.engine.settings import Value
+
+Say = Callable[[str], None]
+
+DEFAULT_PARALLEL = 2
+GRACE_SECONDS = 2  # for streams to end in good order
+# settings of a run that a request says for itself, or that are of one run
+_OF_REQUESTS = (
+    "PROMPT", "PROMPT_IDS", "SYSTEM", "CHAT", "NGEN", "IGNORE_EOS", "STOP", "TEMP", "TOP_K", "TOP_P",
+    "MIN_P", "SEED", "GRAMMAR", "SCHEMA", "CONSTRAIN", "TRIGGER", "THINK_BUDGET",
+    "THINK_MESSAGE", "JSON",
+)  # fmt: skip
+
+
+class _Uvicorn(uvicorn.Server):
+    """Ends what runs as soon as it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, desk: Desk) -> None:
+        super().__init__(config)
+        self._desk = desk
+        self.signal = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.signal = sig
+        self._desk.cancel()
+        super().handle_exit(sig, frame)
+
+
+def serve(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
+    """Loads the model and serves until it is told to stop. Returns the exit code.
+
+    Raises:
+        DiskMoeError: whatever makes it impossible, before a request is taken.
+    """
+    for note in notes:
+        say(f"note      {note}")
+    unused = [
+        name
+        for name in _OF_REQUESTS
+        if values[name].source not in ("default", "env TEMP", "env PROMPT")
+    ]
+    if unused:
+        say(f"note      {', '.join(unused)} has no effect: each request says it for itself")
+    path = model_path(values, say)
+    for line in settings_lines(values, values["VERBOSE"].value):
+        say(line)
+    with _listening(values["HOST"].value, values["PORT"].value) as listener:
+        parallel = values["PARALLEL"].value
+        options = replace(options_from(values), usage=usage_folder(values, say))
+        span = values["GRAMMAR_DRAFT"].value  # any request may come with a grammar
+        options = replace(
+            options,
+            parallel=parallel or DEFAULT_PARALLEL,
+            span=span,
+            draft_rows=max(span, options.draft_rows),
+        )
+        prepared = prepare(path, options, say)
+        for note in prepared.text.notes:
+            say(f"note      {note}")
+        with Model.finish(prepared, say) as model:
+            return _serve(model, listener, values, say)
+
+
+def _serve(model: Model, listener: socket.socket, values: Mapping[str, Value], say: Say) -> int:
+    host, key = values["HOST"].value, values["API_KEY"].value
+    desk = Desk(
+        model, values["QUEUE"].value, values["REQUEST_SECONDS"].value, say, values["DEBUG"].value
+    )
+    try:
+        rules = Rules(key, values["BODY_BYTES"].value, LOOPBACK if host in LOOPBACK else None)
+        app = Server(desk, rules, int(time.time())).app
+        port = listener.getsockname()[1]
+        say(
+            f"serving   http://{host}:{port}/v1, {model.options.parallel} texts at once, "
+            f"{values['QUEUE'].value} may wait"
+        )
+        if key is None and host not in LOOPBACK:
+            say("note      anybody who reaches this address may ask: API_KEY=... asks for a key")
+        config = uvicorn.Config(
+            app,
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        server = _Uvicorn(config, desk)
+        try:
+            server.run(sockets=[listener])
+        except KeyboardInterrupt:  # uvicorn hands it on when all is closed
+            pass
+        return 130 if server.signal == signal.SIGINT else 0
+    finally:
+        desk.close()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens. BadRequest: no such address, or taken."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind)
+    except OSError as error:
+        raise BadRequest(f"HOST={host[:80]} is no address: {error.strerror or error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise BadRequest(
+            f"{host}:{port} cannot be listened at: {error.strerror or error}; give another PORT"
+        ) from None
+    return listener

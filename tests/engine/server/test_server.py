@@ -1,0 +1,393 @@
+"""The server, as clients see it: answers, streams, refusals, many at once, and those who leave."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import httpx
+import pytest
+from tiny_server import CONTEXT, listen
+
+from diskmoe.engine.api import Model, Options, Sampling
+from diskmoe.engine.server.app import Rules, Server
+from diskmoe.engine.server.desk import Desk
+
+ASK = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12}
+
+
+def ask(client: httpx.Client, **more: Any) -> httpx.Response:
+    return client.post("/v1/chat/completions", json={**ASK, **more})
+
+
+def alone(path: Path, messages: list[dict[str, str]], limit: int, **sampling: Any) -> str:
+    with Model.load(path, Options(ctx=CONTEXT)) as model:
+        prompt = model.text.encode_chat(messages)
+        return "".join(model.generate(prompt, sampling=Sampling(**sampling), limit=limit))
+
+
+def content(reply: httpx.Response) -> str:
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"][0]["message"]["content"]
+
+
+def test_an_answer_is_what_the_model_says_alone(client: httpx.Client, model_path: Path) -> None:
+    assert content(ask(client)) == alone(model_path, ASK["messages"], 12)
+    chosen = {"temperature": 1.3, "top_k": 40, "seed": 7}
+    assert content(ask(client, **chosen)) == alone(model_path, ASK["messages"], 12, **chosen)
+
+
+def test_usage_counts_tokens_and_what_was_known(client: httpx.Client) -> None:
+    ask(client)
+    usage = ask(client).json()["usage"]
+    assert usage["completion_tokens"] == 12
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 12
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
+    assert usage["diskmoe"]["stop_reason"] == "limit"
+    assert 0 <= usage["diskmoe"]["hit_rate"] <= 1
+
+
+def test_a_stream_is_the_same_text_in_pieces(client: httpx.Client) -> None:
+    whole = content(ask(client))
+    lines = []
+    options = {"include_usage": True}
+    with client.stream(
+        "POST", "/v1/chat/completions", json={**ASK, "stream": True, "stream_options": options}
+    ) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in reply.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line[6:]) for line in lines[:-1]]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta.get("content", "") for delta in deltas) == whole
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 12
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+def test_completions_go_on_with_a_text_or_with_ids(client: httpx.Client, desk: Desk) -> None:
+    text = "Once upon a time"
+    found = client.post("/v1/completions", json={"prompt": text, "max_tokens": 9}).json()
+    ids = list(desk.model.text.encode_prompt(text, chat="0").ids)
+    again = client.post("/v1/completions", json={"prompt": ids, "max_tokens": 9}).json()
+    assert found["choices"][0]["text"] == again["choices"][0]["text"]
+    assert found["object"] == "text_completion"
+
+
+def test_a_stop_string_ends_the_text_before_it(client: httpx.Client) -> None:
+    whole = content(ask(client, max_tokens=40))
+    stop = whole[10:12]
+    reply = ask(client, max_tokens=40, stop=[stop])
+    assert content(reply) == whole[: whole.index(stop)]
+    assert reply.json()["choices"][0]["finish_reason"] == "stop"
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ada", "Bob"]}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_answer_follows_the_schema_that_is_asked_for(client: httpx.Client, seed: int) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "p", "schema": SCHEMA, "strict": True}}
+    reply = ask(client, response_format=wanted, max_tokens=400, temperature=1, seed=seed)
+    found = json.loads(content(reply))
+    assert found["name"] in ("Ada", "Bob") and isinstance(found["age"], int)
+    assert reply.json()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_grammar_and_any_json_object(client: httpx.Client) -> None:
+    assert content(ask(client, grammar='root ::= "yes" | "no"')) in ("yes", "no")
+    reply = ask(client, response_format={"type": "json_object"}, max_tokens=5)
+    assert content(reply).startswith("{")
+    assert content(ask(client, response_format={"type": "text"})) == content(ask(client))
+
+
+def test_models_health_and_metrics(client: httpx.Client) -> None:
+    assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    assert client.get("/v1/models/tiny").json()["context"] == CONTEXT
+    assert client.get("/health").json()["status"] == "ok"
+    ask(client)
+    lines = client.get("/metrics").text.splitlines()
+    assert any(line.startswith("diskmoe_tokens_total ") for line in lines)
+    names = [line.split()[0] for line in lines if not line.startswith("#")]
+    assert len(set(names)) == len(names)
+
+
+BAD: list[tuple[Any, int, str | None, str]] = [
+    (b"{", 400, None, "not JSON"),
+    (b"[" * 15_000, 400, None, "nested too deeply"),
+    (b"\xff\xfe", 400, None, "not UTF-8"),
+    (b"[]", 400, None, "must be a JSON object"),
+    (b"null", 400, None, "must be a JSON object"),
+    (b"x" * 30_000, 413, None, "longer than 20000 bytes"),
+    ({"messages": []}, 400, "messages", "at least one message"),
+    ({"messages": "hi"}, 400, "messages", "a list of at least one message"),
+    ({"messages": [{"role": "king", "content": "x"}]}, 400, "messages[0].role", "one of system"),
+    ({"messages": [{"role": "user"}]}, 400, "messages[0].content", "a string"),
+    ({"messages": [{"content": "x"}]}, 400, "messages[0].role", "one of"),
+    ({"messages": [3]}, 400, "messages[0]", "an object"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        400,
+        "messages[0].content",
+        "text parts",
+    ),
+    ({**ASK, "temperature": "hot"}, 400, "temperature", "a number from 0"),
+    ({**ASK, "temperature": True}, 400, "temperature", "a number from 0"),
+    ({**ASK, "temperature": -1}, 400, "temperature", "a number from 0"),
+    ({**ASK, "top_p": 0}, 400, "top_p", "above 0"),
+    ({**ASK, "max_tokens": 0}, 400, "max_tokens", "from 1"),
+    ({**ASK, "max_tokens": 1.5}, 400, "max_tokens", "a whole number"),
+    ({**ASK, "n": 2}, 400, "n", "nothing else is supported"),
+    ({**ASK, "stop": [""]}, 400, "stop", "none empty"),
+    ({**ASK, "stop": ["a"] * 17}, 400, "stop", "at most 16"),
+    ({**ASK, "stream": "yes"}, 400, "stream", "true or false"),
+    ({**ASK, "stream_options": {"include_usage": True}}, 400, "stream_options", "left out"),
+    ({**ASK, "frequency_penalty": 0.5}, 400, "frequency_penalty", "nothing else is supported"),
+    ({**ASK, "logit_bias": {"5": 1}}, 400, "logit_bias", "nothing else is supported"),
+    ({**ASK, "logprobs": True}, 400, "logprobs", "nothing else is supported"),
+    ({**ASK, "grammar": "root ::= x"}, 400, "grammar", "x"),
+    ({**ASK, "response_format": {"type": "xml"}}, 400, "response_format.type", "one of text"),
+    ({**ASK, "response_format": {}}, 400, "response_format.type", "one of text"),
+    (
+        {**ASK, "response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        400,
+        "response_format.json_schema.schema",
+        "a JSON Schema",
+    ),
+    (
+        {**ASK, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}},
+        400,
+        "response_format",
+        "type",
+    ),
+    (
+        {**ASK, "grammar": 'root ::= "a"', "response_format": {"type": "json_object"}},
+        400,
+        "grammar",
+        "left out beside",
+    ),
+    ({**ASK, "temprature": 1}, 400, "temprature", "did you mean temperature?"),
+    ({**ASK, "model": "gpt-9"}, 404, "model", "there is 'tiny'"),
+    ({**ASK, "messages": [{"role": "user", "content": "x" * 1500}]}, 400, None, "CTX is 1024"),
+    ({**ASK, "chat_template_kwargs": {"messages": []}}, 400, None, "set by the request"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param", "said"), BAD)
+def test_what_is_wrong_is_said_in_the_form_of_openais_errors(
+    client: httpx.Client, body: Any, status: int, param: str | None, said: str
+) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    reply = client.post("/v1/chat/completions", content=data)
+    error = reply.json()["error"]
+    assert reply.status_code == status, error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert said in error["message"] and "\n" not in error["message"]
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize("prompt", [None, [], "", [[]], ["a", "b"], [1, "a"], 5, [99999], [-1]])
+def test_a_prompt_that_is_none_is_refused(client: httpx.Client, prompt: Any) -> None:
+    reply = client.post("/v1/completions", json={"prompt": prompt})
+    assert reply.status_code == 400 and "error" in reply.json()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/etc/passwd", 404),
+        ("GET", "/v1/models/../../etc/passwd", 404),
+        ("GET", "/v1/models/%2e%2e%2fetc%2fpasswd", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/v1/models", 405),
+    ],
+)
+def test_other_paths_lead_nowhere(client: httpx.Client, method: str, path: str, status: int):
+    reply = client.request(method, path)
+    assert reply.status_code == status
+    assert reply.json()["error"]["message"]
+
+
+def test_a_page_of_another_site_is_refused(client: httpx.Client) -> None:
+    assert client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+    reply = client.get("/v1/models", headers={"origin": "http://evil.example"})
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def test_a_key_is_asked_for(desk: Desk) -> None:
+    server, address, thread = listen(Server(desk, Rules(api_key="secret")).app)
+    try:
+        with httpx.Client(base_url=address, timeout=30) as client:
+            for head in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+                reply = client.post("/v1/chat/completions", json=ASK, headers=head)
+                assert reply.status_code == 401
+                assert reply.json()["error"]["code"] == "invalid_api_key"
+            head = {"authorization": "Bearer secret", "host": "anything"}
+            assert client.get("/v1/models", headers=head).status_code == 200
+            assert client.get("/health").status_code == 200
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def test_clients_at_once_get_what_they_get_alone(client: httpx.Client, address: str) -> None:
+    asked = [
+        {
+            "messages": [{"role": "user", "content": f"Question {i}"}],
+            "max_tokens": 20,
+            "temperature": 0.9 * (i % 2),
+            "seed": i,
+        }
+        for i in range(4)
+    ]
+    wanted = [content(client.post("/v1/chat/completions", json=each)) for each in asked]
+    found: dict[int, str] = {}
+
+    def one(number: int) -> None:
+        with httpx.Client(base_url=address, timeout=60) as own:
+            found[number] = content(own.post("/v1/chat/completions", json=asked[number]))
+
+    for _ in range(3):
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [found[number] for number in range(4)] == wanted
+
+
+def until(what: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def send(address: str, body: dict[str, Any]) -> socket.socket:
+    """A request whose answer nobody reads."""
+    where = urlparse(address)
+    data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}"
+    connection = socket.create_connection((where.hostname, where.port))
+    connection.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + data)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_place(
+    client: httpx.Client, address: str, desk: Desk, stream: bool
+) -> None:
+    wanted = content(ask(client))
+    before = desk.totals.cancelled
+    connection = send(address, {**ASK, "max_tokens": 900, "stream": stream})
+    until(lambda: desk.running == 1)
+    connection.close()
+    until(lambda: desk.running == 0 and desk.waiting == 0)
+    assert desk.totals.cancelled == before + 1
+    assert content(ask(client)) == wanted
+
+
+def test_more_than_may_wait_are_sent_away(client: httpx.Client, address: str, desk: Desk) -> None:
+    body = {**ASK, "max_tokens": 900, "stream": True}
+    connections = []
+    try:
+        for number in range(4):  # two run, two wait
+            connections.append(send(address, body))
+            until(lambda n=number: desk.running + desk.waiting == n + 1)
+        reply = ask(client)
+        assert reply.status_code == 429 and reply.headers["retry-after"]
+        assert reply.json()["error"]["code"] == "queue_full"
+    finally:
+        for connection in connections:
+            connection.close()
+    until(lambda: desk.running == 0 and desk.waiting == 0)
+
+
+def test_a_client_that_does_not_read_blocks_nobody(
+    client: httpx.Client, address: str, desk: Desk
+) -> None:
+    connection = send(address, {**ASK, "max_tokens": 900, "stream": True})
+    try:
+        until(lambda: desk.running == 1)
+        assert content(ask(client))
+    finally:
+        connection.close()
+    until(lambda: desk.running == 0)
+
+
+def test_time_is_limited(model_path: Path) -> None:
+    with Model.load(model_path, Options(ctx=CONTEXT, cap=1, disk_bps=200_000)) as model:
+        desk = Desk(model, most_waiting=2, most_seconds=1, say=pytest.fail)
+        server, address, thread = listen(Server(desk, Rules()).app)
+        try:
+            with httpx.Client(base_url=address, timeout=30) as client:
+                reply = ask(client, max_tokens=900).json()
+                assert reply["usage"]["diskmoe"]["stop_reason"] == "time limit"
+                assert reply["choices"][0]["finish_reason"] == "length"
+        finally:
+            server.should_exit = True
+            thread.join(10)
+            desk.close()
+
+
+def test_a_client_killed_in_its_prompt_frees_its_place_within_a_layer(model_path: Path) -> None:
+    with Model.load(model_path, Options(ctx=CONTEXT, cap=1, disk_bps=200_000)) as model:
+        desk = Desk(model, most_waiting=2, most_seconds=60, say=pytest.fail)
+        server, address, thread = listen(Server(desk, Rules()).app)
+        layers: list[float] = []
+        forward = model.transformer.run_layer
+
+        def counted(*args: Any) -> None:
+            forward(*args)
+            layers.append(time.monotonic())
+
+        model.transformer.run_layer = counted  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            text = "x" * 900
+            connection = send(address, {"messages": [{"role": "user", "content": text}]})
+            until(lambda: bool(layers))
+            connection.close()
+            until(lambda: desk.totals.cancelled == 1)
+            left = len(layers)
+            time.sleep(0.2)
+            assert len(layers) == left < 3 * 4  # of three layers and at least three chunks
+            assert desk.running == 0
+        finally:
+            server.should_exit = True
+            thread.join(10)
+            desk.close()
+
+
+def test_the_official_client_is_served(address: str, client: httpx.Client) -> None:
+    openai = pytest.importorskip("openai")
+    theirs = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    reply = theirs.chat.completions.create(model="tiny", messages=ASK["messages"], max_tokens=12)
+    assert reply.choices[0].message.content == content(ask(client))
+    pieces = theirs.chat.completions.create(
+        model="tiny",
+        messages=ASK["messages"],
+        max_tokens=12,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(pieces)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == reply.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == 12
+    done = theirs.completions.create(model="tiny", prompt="Once", max_tokens=4)
+    assert done.usage.completion_tokens == 4
+    assert [model.id for model in theirs.models.list()] == ["tiny"]
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        theirs.chat.completions.create(model="tiny", messages=ASK["messages"], temperature=-1)
+    theirs.close()

@@ -1,0 +1,107 @@
+"""Compiled grammars that are kept."""
+
+import hashlib
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diskmoe.grammar_draft.gbnf import parse
+from diskmoe.grammar_draft.graph import Graph
+from diskmoe.grammar_draft.library import load
+from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.grammar_draft.tables import Made, Tables, digest, packed, table_for, unpacked
+
+
+def made(grammar: Grammar, tables: Tables) -> Made:
+    return tables.of(grammar, Graph(grammar))
+
+
+def same(one: Made, other: Made) -> bool:
+    a, b = one[0], other[0]
+    if a is None or b is None:
+        return a is b and one[1] == other[1]
+    return one[1] == other[1] and all(
+        np.array_equal(value, vars(b)[name]) for name, value in vars(a).items()
+    )
+
+
+def test_a_grammar_is_compiled_once():
+    tables = Tables()
+    assert made(load("json"), tables)[0] is made(load("json"), tables)[0]
+
+
+@pytest.mark.parametrize("text", ["json", "fit", 'root ::= root "+" root | "a"'])
+def test_a_table_outlives_the_process_in_a_folder(text: str, tmp_path: Path):
+    grammar = load(text) if len(text) < 9 else parse(text)
+    first = made(grammar, Tables(tmp_path / "new"))
+    said: list[str] = []
+    assert same(made(grammar, Tables(tmp_path / "new", said.append)), first) and not said
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [f"{digest(grammar)}.table"]
+
+
+def test_nothing_is_written_where_no_folder_was_given(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made(load("fit"), Tables())
+    assert not list(tmp_path.iterdir())
+
+
+def test_grammars_that_differ_have_different_names():
+    texts = ['root ::= "a"', 'root ::= "b"', "root ::= [a]", 'root ::= "a"?', 'root ::= "a" "a"']
+    assert len({digest(parse(text)) for text in texts}) == len(texts)
+
+
+def test_files_of_others_and_damaged_ones_are_not_used(tmp_path: Path):
+    grammar = load("json_compact")
+    right = made(grammar, Tables(tmp_path))
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    said: list[str] = []
+    path.write_bytes(whole[:-1])
+    assert same(made(grammar, Tables(tmp_path, said.append)), right)
+    assert "it is damaged" in said.pop() and not said
+    assert path.read_bytes() == whole  # written again
+    if os.name != "nt":
+        path.chmod(0o666)
+        made(grammar, Tables(tmp_path, said.append))
+        assert "others may write it" in said.pop()
+
+
+def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"")
+    said: list[str] = []
+    assert made(load("fit"), Tables(tmp_path / "file" / "x", said.append))[0] is not None
+    assert any("cannot be written" in line for line in said)
+
+
+def test_no_file_makes_compiled_functions_look_where_they_may_not():
+    grammar = load("json_compact")
+    name = digest(grammar)
+    right = table_for(grammar, Graph(grammar))
+    body = packed(right, name)[32:]
+    choose = random.Random(3)
+    refused = 0
+    for _ in range(300):
+        wrong = bytearray(body)
+        for _ in range(choose.randint(1, 3)):
+            wrong[choose.randrange(len(wrong))] = choose.choice((0, 1, 0x7F, 0xFF, 0x30, 0x39))
+        data = bytes(wrong)
+        sealed = hashlib.blake2b(data, digest_size=32).digest() + data
+        try:
+            table, _ = unpacked(sealed, name)
+        except ValueError:
+            refused += 1
+            continue
+        assert table is not None
+        actions = len(table.kind) - 1
+        assert -1 - actions <= table.act.min() and table.act.max() < len(table.act)
+        assert table.classes.max() < table.act.shape[1] - 1 and 0 <= table.start < len(table.act)
+        assert np.all(np.diff(table.at) >= 0) and table.at[-1] == len(table.listed)
+    assert refused > 100
+    for data in (b"", b"\0" * 40, bytes(body)):
+        with pytest.raises(ValueError, match="damaged"):
+            unpacked(data, name)
+    with pytest.raises(ValueError, match="another version or grammar"):
+        unpacked(packed(right, "0" * 32), name)

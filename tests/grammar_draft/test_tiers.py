@@ -1,0 +1,207 @@
+"""Which automaton a grammar is made into, and that all of them say the same."""
+
+import random
+from collections import Counter
+
+import fuzz_masks
+import fuzz_tiers
+import naive_grammar
+import numpy as np
+import pytest
+
+from diskmoe.grammar_draft.errors import BadGrammar
+from diskmoe.grammar_draft.gbnf import parse
+from diskmoe.grammar_draft.graph import Graph
+from diskmoe.grammar_draft.library import load
+from diskmoe.grammar_draft.pushdown import Pushdown, Undecided
+from diskmoe.grammar_draft.rules import Chars, Grammar, Ref, Rule
+from diskmoe.grammar_draft.table import Table, find_loops, refine, table_of
+from diskmoe.grammar_draft.tabled import Tabled
+from diskmoe.grammar_draft.tables import table_for
+from diskmoe.grammar_draft.tiers import tier_of
+from diskmoe.grammar_draft.vocabulary import Vocabulary
+
+ARITHMETIC = r"""
+root  ::= (expr "=" ws term "\n")+
+expr  ::= term ([-+*/] ws term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \t\n]*
+"""
+LVALUES = """
+root ::= s+
+s ::= l "=" e ";" | e ";"
+l ::= [a-z] ("[" e "]")*
+e ::= l | e "+" l | "(" e ")"
+"""
+TEXTS = [b"", None, None, None, *(bytes([b]) for b in range(256)), b"ab", b'"}', "é!".encode()]
+WORDS = Vocabulary(TEXTS, {1: "<x>"}, {2, 3})
+
+
+def how(text: str) -> str:
+    grammar = parse(text)
+    return table_for(grammar, Graph(grammar))[1]
+
+
+def table(text: str, push_all: bool = False) -> Table:
+    grammar = parse(text)
+    made = Pushdown(grammar, Graph(grammar), push_all)
+    return table_of(made.rows(), made.start)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('root ::= "a" "b"* "c"', "1 rule, DFA of 3 states"),
+        # right and left recursion are loops
+        ('root ::= "a" root | "b"', "1 rule, DFA of 2 states"),
+        ('root ::= root "a" | "b"', "1 rule, DFA of 2 states"),
+        # equal beginnings are one
+        ('root ::= x "c" | y "d"\nx ::= "ab"\ny ::= "ab"', "3 rules, DFA of 4 states"),
+        # nothing tells "a" [0-9] from "b" [0-9]
+        ('root ::= "a" [0-9] | "b" [0-9]', "1 rule, DFA of 3 states"),
+    ],
+)
+def test_a_regular_grammar_is_the_smallest_finite_automaton(text: str, told: str):
+    assert how(text) == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= "(" root ")" | "x"',
+        'root ::= e\ne ::= e "+" t | t\nt ::= t "*" f | f\nf ::= "(" e ")" | [0-9]+',
+        # what is between brackets shows only behind them
+        'root ::= a "x" | b "y"\na ::= "(" a ")" | "c"\nb ::= "(" b ")" | "c"',
+        'root ::= a "x" | b "y"\na ::= "(" a ")" | "1"\nb ::= "(" b "))" | "2"',
+        # which of two things a rule is part of shows only behind it
+        LVALUES,
+        # blanks may belong to what is complete or to what is around it
+        ARITHMETIC,
+    ],
+)
+def test_rules_that_recur_have_a_stack(text: str):
+    assert how(text).endswith("with a stack")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('root ::= root "+" root | [0-9]', "steps of work"),
+        ('root ::= "a" root "a" | "b" root "b" | ""', "steps of work"),
+        ('root ::= a "x" | b "y"\na ::= "(" a ")" | "c"\nb ::= "(" b "))" | "c"', "in one state"),
+        ("root ::= <[7]>", "it names tokens"),
+    ],
+)
+def test_what_no_table_can_hold_are_sets_of_stacks_and_it_is_said_why(text: str, why: str):
+    assert "sets of stacks: " in how(text) and how(text).endswith(why)
+
+
+def test_a_finite_automaton_that_would_be_too_large_calls_its_rules_instead():
+    rules = "".join(f"r{i} ::= r{i + 1} [0-9] r{i + 1} [a-f]?\n" for i in range(14))
+    told = how("root ::= r0\n" + rules + 'r14 ::= "x"')
+    assert "with a stack: more than" in told
+
+
+def test_recursion_to_the_right_does_not_grow_the_stack():
+    tier = Tabled(
+        table('root ::= "[" list "]"\nlist ::= "x" | "x" list | "(" root ")" list'), WORDS
+    )
+    one, many = tier.walk(tier.start, b"[x"), tier.walk(tier.start, b"[" + b"x" * 500)
+    assert one is many
+
+
+def test_what_comes_back_to_a_place_is_the_same_state():
+    tier, _ = tier_of(load("json"), WORDS)
+    begun = tier.walk(tier.start, b'{"a": [')
+    assert tier.walk(begun, b'1, {"b": []}, ') is tier.walk(begun, b"0, ")
+
+
+def test_a_grammar_that_nothing_completes_is_refused():
+    grammar = Grammar([Rule("root", [(Ref(0), Chars(((97, 97),)))])])
+    with pytest.raises(BadGrammar, match="no text can complete"):
+        tier_of(grammar, WORDS)
+
+
+@pytest.mark.parametrize("push_all", [False, True])
+@pytest.mark.parametrize("text", [ARITHMETIC, "json", "json_compact", "fit"])
+def test_masks_are_what_the_bytes_of_each_token_do(text: str, push_all: bool):
+    grammar = load(text) if len(text) < 20 else parse(text)
+    made = Pushdown(grammar, Graph(grammar), push_all)
+    arrays = table_of(made.rows(), made.start)
+    texts = [*TEXTS, b'"a', b'"],', b"}}", b"]]]", b"))) ", b'": ', b"\n\n", b"12", b'\\"', b"x=\n"]
+    words = Vocabulary(texts, {1: "<x>"}, {2, 3})
+    tier = Tabled(arrays, words)
+    choose = random.Random(5)
+    for _ in range(6):
+        state, stack = tier.start, (0, arrays.start)
+        for _ in range(40):
+            mask = np.unpackbits(tier.words(state).view(np.uint8), bitorder="little")
+            fits = {
+                token
+                for token, data in enumerate(words.plain)
+                if data and naive_grammar.walk(arrays, stack, data) is not None
+            }
+            assert set(np.flatnonzero(mask).tolist()) == fits
+            ended = naive_grammar.step(arrays, stack, arrays.act.shape[1] - 1) == ()
+            assert tier.may_end(state) == ended
+            assert fits or ended
+            if not fits:
+                break
+            token = choose.choice(sorted(fits))
+            data = words.plain[token]
+            assert data is not None
+            state, stack = tier.step(state, token), naive_grammar.walk(arrays, stack, data)
+            assert state is not None and stack is not None and state.symbol == stack[-1]
+
+
+def test_forced_bytes_cross_calls_and_stop_where_the_text_may_end():
+    tier, _ = tier_of(parse('root ::= "<" x "/>" "!"? | "no"\nx ::= "id" | "(" root ")"'), WORDS)
+    assert tier.forced(tier.start, 9) == b""
+    assert tier.forced(tier.walk(tier.start, b"<i"), 9) == b"d/>"
+    assert tier.forced(tier.walk(tier.start, b"<i"), 2) == b"d/"
+    assert tier.forced(tier.walk(tier.start, b"<(n"), 9) == b"o)/>"
+
+
+@pytest.mark.parametrize(
+    "text", ["root ::= [^a]* | [ab]+", "root ::= .*", 'root ::= ([^"] | "é")*']
+)
+def test_loops_are_what_their_twin_finds(text: str):
+    made = table(text)
+    for state in range(len(made.act)):
+        found = int(made.loops[state, 0]) | int(made.loops[state, 1]) << 64
+        assert found == naive_grammar.loops(made, state)
+        if found:
+            assert bool(made.whole[state]) == naive_grammar.whole(made, state)
+    assert find_loops.py_func is not None
+
+
+def test_states_are_parted_as_by_the_twin():
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        states, columns = int(rng.integers(1, 30)), int(rng.integers(1, 4))
+        act = rng.integers(-3, states, (states, columns)).astype(np.int32)
+        act[rng.random((states, columns)) < 0.5] = -1
+        names = np.empty(states, np.int32)
+        refine(act, names)
+        assert names.tolist() == naive_grammar.same(act.tolist())
+
+
+def test_work_on_a_hostile_grammar_is_bounded():
+    nested = "".join(f"r{i} ::= r{i + 1} r{i + 1}? | r{i + 1} [a-z]\n" for i in range(40))
+    grammar = parse(f'root ::= r0 root? "x"\n{nested}r40 ::= [a-c]*')
+    with pytest.raises(Undecided):
+        Pushdown(grammar, Graph(grammar))
+
+
+def test_random_grammars_have_one_language_in_every_automaton():
+    tally: Counter[str] = Counter()
+    for seed in range(60):
+        fuzz_tiers.compare(seed, 10, tally)
+    assert tally["strings"] > 300 and tally["masks"] > 20
+
+
+def test_at_every_prefix_of_random_documents_the_mask_is_what_feeding_every_token_says():
+    tally = fuzz_masks.run(20, 4)
+    assert tally["documents"] == 20 and tally["prefixes"] > 1000

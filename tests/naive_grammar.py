@@ -1,0 +1,92 @@
+"""Twins of the compiled functions of ``grammar_draft``, written as plainly as they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diskmoe.grammar_draft.table import ACCEPT, GO, RETURN, Table
+
+Stack = tuple[int, ...]  # the state last
+
+
+def trie(spelled: Sequence[tuple[bytes, int]]) -> list[tuple[bytes, list[int], int]]:
+    """Per node in preorder: the bytes that lead to it, its tokens, how many nodes its subtree has."""
+    starts = sorted({data[:n] for data, _ in spelled for n in range(1, len(data) + 1)})
+    return [
+        (
+            start,
+            [token for data, token in spelled if data == start],
+            sum(other.startswith(start) for other in starts),
+        )
+        for start in starts
+    ]
+
+
+def well_begun(data: bytes) -> bool:
+    """Whether bytes are UTF-8 that may end within a character."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data"
+    return True
+
+
+def step(table: Table, stack: Stack, column: int) -> Stack | None:
+    """A byte (by its class) of a table: the stack behind it; () for an end that is accepted."""
+    *below, top = stack
+    action = int(table.act[top, column])
+    while action < -1:
+        i = -2 - action
+        listed = table.listed[table.at[i] : table.at[i + 1]].tolist()
+        if table.kind[i] == GO:
+            return (*below, *listed, int(table.number[i]))
+        if table.kind[i] == ACCEPT:
+            return ()
+        if table.kind[i] == RETURN:
+            action = int(table.act[below.pop(), column])
+            continue
+        popped = -1
+        for _ in range(int(table.number[i])):
+            popped = below.pop()
+        found = table.found[table.at[i] : table.at[i + 1]].tolist()
+        action = dict(zip(listed, found, strict=True)).get(popped, -1)
+    return (*below, action) if action >= 0 else None
+
+
+def walk(table: Table, stack: Stack | None, data: bytes) -> Stack | None:
+    """Some bytes of a table."""
+    for byte in data:
+        stack = None if stack is None else step(table, stack, int(table.classes[byte]))
+    return stack
+
+
+def loops(table: Table, state: int) -> int:
+    """The ASCII bytes with which a state stays as it is, as a set."""
+    return sum(1 << b for b in range(128) if table.act[state, table.classes[b]] == state)
+
+
+def whole(table: Table, state: int) -> bool:
+    """Whether every character that is not ASCII leads a state back to itself, by itself."""
+    for point in (*range(0x80, 0xD800), *range(0xE000, 0x110000)):
+        here = state
+        for byte in chr(point).encode():
+            here = int(table.act[here, table.classes[byte]])
+            if here < 0:
+                return False
+        if here != state:
+            return False
+    return True
+
+
+def same(act: Sequence[Sequence[int]]) -> list[int]:
+    """Moore's partition: per state the lowest that no text tells from it."""
+    names = [0] * len(act)
+    while True:
+        keys = [
+            (names[state], *(names[to] if to >= 0 else to for to in row))
+            for state, row in enumerate(act)
+        ]
+        fresh = [keys.index(key) for key in keys]
+        if fresh == names:
+            return names
+        names = fresh
