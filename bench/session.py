@@ -113,7 +113,8 @@ class Session:
         session = cls(plan, earlier, launcher)
         say(f"resume    {folder} has {session.progress} runs")
         if session._left:
-            earlier.update(replace(earlier.experiment, repeat=plan.repeat))
+            now = replace(earlier.experiment, repeat=plan.repeat, command=tuple(plan.words))
+            earlier.update(now)
             session._warm_up(earlier.experiment.decided, say)
         return session
 

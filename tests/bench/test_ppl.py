@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_model import random_tensors, tiny_config, write_checkpoint
 from tiny_text import VOCAB, write_tokenizer
@@ -241,6 +241,7 @@ def test_a_model_without_a_tokenizer_is_refused(
     assert "has no tokenizer.json: perplexity is of text" in capsys.readouterr().err
 
 
+@settings(deadline=None)
 @given(st.integers(2, 300), st.integers(0, 1), st.integers(3, 60), st.data())
 def test_sliding_windows_score_every_token_once(
     tokens: int, prefix: int, context: int, data: st.DataObject
@@ -255,6 +256,7 @@ def test_sliding_windows_score_every_token_once(
         assert number == 0 or window.first - window.begin >= context - prefix + 1 - stride
 
 
+@settings(deadline=None)
 @given(st.integers(2, 500), st.integers(0, 1), st.integers(4, 60))
 def test_windows_of_the_other_rule_are_those_of_llama_perplexity(
     tokens: int, prefix: int, context: int
@@ -289,6 +291,7 @@ def test_sums_are_of_windows_in_order() -> None:
     assert Sums(1, 1, 1e6, 1e12).perplexity == math.inf
 
 
+@settings(deadline=None)
 @given(st.text("ab\n", max_size=40))
 def test_pieces_are_the_text(text: str) -> None:
     assert "".join(pieces(text)) == text
