@@ -70,7 +70,7 @@ class Peer:
         """
         here, binary = as_path(given), given
         if here.is_file():
-            binary = str(here if os.sep in given else here.absolute())
+            binary = str(here if os.sep in str(here) else here.absolute())
         elif os.sep in given or shutil.which(given) is None:
             raise BadRequest(f"--binary {given}: there is no such program")
         said = _asked(binary, "--help")

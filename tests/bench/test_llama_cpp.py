@@ -124,6 +124,7 @@ def test_a_program_in_path_is_started_by_its_name(
     assert Peer.of("llama-of-mine").command(Path("m"), 1, 0, 1, 9)[0] == "llama-of-mine"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert Peer.of("llama-of-mine").binary == str(tmp_path / "llama-of-mine")
+    for given in ("llama-of-mine", "./llama-of-mine"):
+        assert Peer.of(given).binary == str(tmp_path / "llama-of-mine")
     with pytest.raises(BadRequest, match="no such program"):
         Peer.of("llama-of-nobody")
