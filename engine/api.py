@@ -34,6 +34,7 @@ from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.moe import Ints, Record
 from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.weights import load_dense
+from diskmoe.engine.observed import Observed, Processor
 from diskmoe.engine.options import Options
 from diskmoe.engine.prepared import Prepared, Say, prepare, silent
 from diskmoe.engine.report import ModelFacts
@@ -290,6 +291,8 @@ class Model:
         triggers: Sequence[str] = (),
         thinking: ThinkBudget | None = None,
         reuse: bool = True,
+        logprobs: int | None = None,
+        processors: Sequence[Processor] = (),
     ) -> Run:
         """Starts a run; iterate over it for the text.
 
@@ -312,6 +315,10 @@ class Model:
                 that is enforced may begin with one.
             reuse: go on from the keys and values of an earlier text, as far as it began like this
                 one; that changes how long the prompt takes, and nothing else.
+            logprobs: note each token's log-probability, and those of so many likeliest, in
+                ``Run.logprobs``.
+            processors: each is given the tokens so far (n,) and the logits (vocab,) of the next, a
+                copy, and returns the logits to choose by.
 
         Raises:
             BadGrammar: a grammar's file that cannot be used, a trigger that is none.
@@ -321,6 +328,8 @@ class Model:
         """
         if self._closed:
             raise BadRequest("the model is closed: load it again")
+        if logprobs is not None and not 0 <= logprobs <= self.config.vocab:
+            raise BadRequest(f"logprobs is {logprobs}; it must be from 0 to {self.config.vocab}")
         if limit < 1:
             raise BadRequest(f"limit is {limit}; it must be at least 1")
         if isinstance(prompt, str):
@@ -370,10 +379,13 @@ class Model:
         )
         if drafts is not None:
             stats.drafts, stats.planner = drafts.accounts, drafts.planner
+        observed = None
+        if logprobs is not None or processors:
+            observed = Observed(sampler, prompt.ids, logprobs, processors)
         tokens = decode(
             text,
             prompt.ids,
-            sampler,
+            observed or sampler,
             limit=limit,
             stop_ids=stop_ids,
             prefill_chunk=self.prefill_chunk,
@@ -387,7 +399,12 @@ class Model:
         stream = None
         if tokenizer is not None:
             stream = TextStream(tokenizer, stop, tokenizer.leading_space and prompt.in_chat)
-        return Run(_of_text(tokens, text, give_back), stream, stats)
+        noted = [] if observed is None else observed.logprobs
+        return Run(_of_text(tokens, text, give_back), stream, stats, noted)
+
+    def forget(self) -> None:
+        """Texts to come go on from nothing that earlier ones have left."""
+        self._lanes.forget()
 
     def _cache_state(self) -> str:
         """``warm`` when the hot store or the page cache already holds experts.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 
+from diskmoe.engine.observed import LogProbs
 from diskmoe.engine.stats import RunStats
 from diskmoe.engine.text.session import TextStream
 
@@ -12,18 +13,28 @@ class Run:
     """A run under way: yields pieces of text; afterwards ``token_ids``, ``text``, ``stats``."""
 
     def __init__(
-        self, tokens: Generator[int, None, None], stream: TextStream | None, stats: RunStats
+        self,
+        tokens: Generator[int, None, None],
+        stream: TextStream | None,
+        stats: RunStats,
+        logprobs: Sequence[LogProbs] = (),
     ) -> None:
         self._tokens = tokens
         self._stream = stream
         self._pieces: list[str] = []
         self.token_ids: list[int] = []
         self.stats = stats
+        self._logprobs = logprobs  # of a forward's tokens at once, some of them perhaps not yet out
 
     @property
     def text(self) -> str:
         """All text so far; empty for a model without a tokenizer."""
         return "".join(self._pieces)
+
+    @property
+    def logprobs(self) -> Sequence[LogProbs]:
+        """Of ``token_ids``, where they were asked for."""
+        return self._logprobs[: len(self.token_ids)]
 
     def __iter__(self) -> Iterator[str]:
         for token in self._tokens:

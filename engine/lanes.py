@@ -203,6 +203,13 @@ class Lanes:
                 if lane.text is not None:
                     lane.text.end()
 
+    def forget(self) -> None:
+        """Texts to come go on from nothing that earlier ones have left."""
+        with self.turns:
+            for lane in self.lanes:
+                if lane.text is None:
+                    lane.kv.trim(0)
+
     def prompt(
         self, text: Text, ids: npt.NDArray[Any], on_layer: Callable[[int, int], None] | None
     ) -> Floats:

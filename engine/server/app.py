@@ -21,13 +21,14 @@ from starlette.routing import Route
 
 from diskmoe.engine.decode import check_prompt
 from diskmoe.engine.errors import BadGrammar, DiskMoeError
+from diskmoe.engine.replies import Reply
 from diskmoe.engine.server.asked import Asked, chat_asked, completion_asked
 from diskmoe.engine.server.desk import Desk, Ended, Event, Failed, Job, Piece, Reading
+from diskmoe.engine.server.events import DONE, comment, event
 from diskmoe.engine.server.fields import json_object
 from diskmoe.engine.server.languages import Languages
 from diskmoe.engine.server.metrics import metrics
 from diskmoe.engine.server.refusals import Refusal, refusal_of
-from diskmoe.engine.server.replies import DONE, Reply, comment, event
 
 ALIVE_SECONDS = 5.0  # between two signs of life of a stream that has nothing to say
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -172,7 +173,7 @@ async def _stream(
     """Events as they come; comments while there are none, so that nobody takes us for dead."""
     try:
         if asked.chat:
-            yield reply.first()
+            yield event(reply.first())
         while True:
             try:
                 found = await asyncio.wait_for(events.get(), ALIVE_SECONDS)
@@ -183,14 +184,14 @@ async def _stream(
                 if events.empty():
                     yield comment(f"prompt {found.done} of {found.rows}")
             elif isinstance(found, Piece):
-                yield reply.piece(found.text, found.reasoning)
+                yield event(reply.piece(found.text, found.reasoning))
             elif isinstance(found, Failed):
                 yield event(found.refusal.body)
                 break
             else:
-                yield reply.last(found.stats)
+                yield event(reply.last(found.stats))
                 if asked.usage_at_end:
-                    yield reply.usage(found.stats)
+                    yield event(reply.usage(found.stats))
                 break
         yield DONE
     finally:
@@ -219,7 +220,10 @@ async def _whole(
                 reasoning = "".join(parts[True]).strip("\n")
                 content = "".join(parts[False])
                 content = content.lstrip("\n") if reasoning else content
-                return reply.whole(content, reasoning, found.stats)
+                message = {"content": content}
+                if reasoning:
+                    message["reasoning_content"] = reasoning
+                return reply.whole(message, found.stats)
     finally:
         leaving.cancel()
         job.cancel()

@@ -15,9 +15,8 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from diskmoe.engine.api import Model
 from diskmoe.engine.errors import BadGrammar, DiskMoeError
@@ -251,34 +250,3 @@ class Desk:
                 judged = totals.drafts.setdefault(name, [0, 0])
                 judged[0] += account.judged
                 judged[1] += account.accepted
-
-
-def usage(stats: RunStats) -> dict[str, Any]:
-    """OpenAI's usage object, with what drafts and experts did beside it."""
-    decode = stats.decode
-    drafts: Mapping[str, Any] = {
-        name: {"judged": a.judged, "accepted": a.accepted, "acceptance": a.acceptance}
-        for name, a in stats.drafts.items()
-    }
-    return {
-        "prompt_tokens": stats.prompt_tokens,
-        "completion_tokens": stats.tokens,
-        "total_tokens": stats.prompt_tokens + stats.tokens,
-        "prompt_tokens_details": {"cached_tokens": stats.reused_tokens},
-        "diskmoe": {
-            "tok_per_s": stats.tok_per_s,
-            "ttft_seconds": stats.ttft_seconds,
-            "prefill_seconds": stats.prefill.seconds,
-            "forwards": decode.forwards,
-            "tokens_per_forward": stats.tokens_per_forward,
-            "hits": decode.hits,
-            "misses": decode.misses,
-            "hit_rate": decode.hit_rate,
-            "miss_bytes": decode.miss_bytes,
-            "bytes_per_token": stats.bytes_per_token,
-            "read_wait_seconds": decode.read_wait_seconds,
-            "compute_seconds": decode.compute_seconds,
-            "drafts": drafts,
-            "stop_reason": stats.stop_reason,
-        },
-    }
