@@ -25,11 +25,14 @@ usage: diskmoe bench ab --suite S --a ... --b ...  settings against settings, in
        diskmoe bench replay TRACE                hits of each cache policy in a recorded routing
        diskmoe bench drafts [MODEL]              speed with no, so many, and planned drafts
        diskmoe bench grammar                     masks beside XGrammar's and llguidance's
+       diskmoe bench ppl MODEL FILE              perplexity of a text, and bits per byte
+       diskmoe bench peer llama.cpp ...          llama.cpp on the same weights, in turns with ours
 
 'diskmoe bench COMMAND --help' lists the options of a command.
 """
 COMMANDS = (  # each is a file beside this one
     "ab",
+    "peer",
     "report",
     "roofline",
     "kernels",
@@ -39,6 +42,7 @@ COMMANDS = (  # each is a file beside this one
     "replay",
     "drafts",
     "grammar",
+    "ppl",
 )
 
 

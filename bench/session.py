@@ -109,11 +109,12 @@ class Session:
             decided = session._warm_up({}, say)
             session.results = Results.create(folder, replace(experiment, decided=decided))
             return session
-        _refuse_another(folder, earlier.experiment, experiment)
+        refuse_another(folder, earlier.experiment, experiment)
         session = cls(plan, earlier, launcher)
         say(f"resume    {folder} has {session.progress} runs")
         if session._left:
-            earlier.update(replace(earlier.experiment, repeat=plan.repeat))
+            now = replace(earlier.experiment, repeat=plan.repeat, command=tuple(plan.words))
+            earlier.update(now)
             session._warm_up(earlier.experiment.decided, say)
         return session
 
@@ -241,7 +242,7 @@ def _experiment(plan: Plan, machine: Machine, limited: Limits | None) -> Experim
     )
 
 
-def _refuse_another(folder: Path, earlier: Experiment, now: Experiment) -> None:
+def refuse_another(folder: Path, earlier: Experiment, now: Experiment) -> None:
     """BadRequest when a directory has runs that do not belong beside those that are to come."""
 
     def of(experiment: Experiment) -> dict[str, object]:
