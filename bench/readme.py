@@ -13,8 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from diskmoe.bench.page import markdown_of
-from diskmoe.bench.report import summary_blocks
+from diskmoe.bench.report import in_short
 from diskmoe.bench.results import EXPERIMENT_FILE, Results
 from diskmoe.experts.whole import write_whole
 
@@ -28,8 +27,7 @@ def section(kept: Path = KEPT) -> str:
     parts = []
     for folder in sorted(path.parent for path in kept.glob(f"*/{EXPERIMENT_FILE}")):
         about = (folder / "about.md").read_text("utf-8").strip()
-        told = markdown_of(summary_blocks(Results.open(folder))).strip()
-        parts.append(f"{about}\n\n{told}\n")
+        parts.append(f"{about}\n\n{in_short(Results.open(folder)).rstrip()}\n")
     return "\n" + "\n".join(parts) + "\n"
 
 

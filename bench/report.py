@@ -74,7 +74,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     faults: list[str] = []
     results = Results.open(folder, faults.append)
     if "--readme" in line.flags:
-        print(f"    {command_line(results.experiment)}\n\n{markdown(results, compare(results))}")
+        print(in_short(results))
         return 0
     out = as_path(line.flags["--out"]) if "--out" in line.flags else folder
     recording = recorded(folder, faults.append)
@@ -86,6 +86,11 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
         say(f"written   {path}")
     print(out / "report.html")
     return 0
+
+
+def in_short(results: Results) -> str:
+    """The command and what came of it, in Markdown."""
+    return f"    {command_line(results.experiment)}\n\n{markdown(results, compare(results))}"
 
 
 def recorded(folder: Path, skipped: Callable[[str], None]) -> Recording | None:

@@ -61,12 +61,13 @@ def test_their_defaults_are_used_for_sampling(llm: Llama, path: Path) -> None:
 
 def test_streams_are_the_same_text_in_pieces(llm: Llama) -> None:
     whole = done(llm.create_chat_completion(HELLO, max_tokens=12))
-    pieces = list(llm.create_chat_completion(HELLO, max_tokens=12, stream=True))
-    deltas = [piece["choices"][0]["delta"] for piece in pieces]  # pyright: ignore
+    pieces: Any = llm.create_chat_completion(HELLO, max_tokens=12, stream=True)
+    deltas = [piece["choices"][0]["delta"] for piece in pieces]
     assert deltas[0]["role"] == "assistant"
     text = "".join(delta.get("content", "") for delta in deltas)
     assert text == whole["choices"][0]["message"]["content"]
-    text = "".join(p["choices"][0]["text"] for p in llm("Hi", max_tokens=7, stream=True))  # pyright: ignore
+    pieces = llm("Hi", max_tokens=7, stream=True)
+    text = "".join(piece["choices"][0]["text"] for piece in pieces)
     assert text == done(llm("Hi", max_tokens=7))["choices"][0]["text"]
 
 

@@ -17,8 +17,8 @@ import pytest
 def serving(path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
     """The program, its address, and what it said until it had one."""
     words = [sys.executable, "-m", "diskmoe.engine", "serve", str(path), "--port", "0", *flags]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, text=True, **pipes) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, text=True, stdout=pipe, stderr=pipe) as process:
         try:
             said: list[str] = []
             for line in process.stderr or ():
