@@ -67,6 +67,7 @@ class _Entry:
     def __init__(self, source: DraftSource) -> None:
         self.source = source
         self.guard = Guard()
+        self.certain = min(source.prior) == 1  # it is never wrong: there is nothing to guard
         self.account = Account()
         self.acceptance = Acceptance(source.prior, source.grades)
         self.seconds = 0.0  # that a draft takes, once known; of cheap ones nobody asks
@@ -216,7 +217,7 @@ class Composer:
 
     def _allowed(self, entry: _Entry, room: int) -> int:
         """How many more drafts of a source the chain may have."""
-        if not self._guard or room <= 0:
+        if not self._guard or entry.certain or room <= 0:
             return room
         said = self._said(entry)
         return min(room, entry.guard.allowed(room + said) - said)
