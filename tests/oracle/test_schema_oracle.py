@@ -13,7 +13,6 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer
 from wild_schemas import document, orders, walk, wild_schema, written
 
 from diskmoe.grammar_draft.automaton import Automaton
@@ -21,6 +20,7 @@ from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.languages import from_schema
 
 pytestmark = pytest.mark.oracle
+llguidance = pytest.importorskip("llguidance")
 EXACT = Context(prec=400)
 QUICK = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -89,14 +89,14 @@ def test_nothing_invalid_is_generated_and_nothing_valid_refused(seed: int) -> No
 def theirs(schema: Any) -> Any:
     """llguidance's matcher of a schema, None where it refuses it."""
     options = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, log_level=0)
     return None if matcher.is_error() else matcher
 
 
 def they_accept(matcher: Any, text: bytes) -> bool:
     matcher = matcher.deep_copy()
-    ids = LLTokenizer("byte").tokenize_bytes(text)
+    ids = llguidance.LLTokenizer("byte").tokenize_bytes(text)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
