@@ -26,6 +26,7 @@ from diskmoe.engine.api import Model
 from diskmoe.engine.conversation import Turn
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
+from diskmoe.engine.llama_arguments import CHOOSING, LOADING, refuse_unsupported
 from diskmoe.engine.logprobs import chat_logprobs, completion_logprobs
 from diskmoe.engine.observed import Floats, Processor
 from diskmoe.engine.options import Options
@@ -40,54 +41,6 @@ from diskmoe.grammar_draft.rules import Grammar
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# arguments that ask for nothing while they have one of these values
-_LOADING: Mapping[str, tuple[Any, ...]] = {
-    "n_gpu_layers": (0,),
-    "split_mode": (1,),
-    "main_gpu": (0,),
-    "tensor_split": (None,),
-    "vocab_only": (False,),
-    "use_mmap": (True, False),  # experts are never mapped, weights are always read
-    "use_mlock": (False,),
-    "kv_overrides": (None,),
-    "n_ubatch": (512,),
-    "n_threads_batch": (None,),
-    "rope_scaling_type": (-1, None),
-    "pooling_type": (-1,),
-    "attention_type": (-1,),
-    "rope_freq_base": (0.0,),
-    "rope_freq_scale": (0.0,),
-    "logits_all": (True, False),  # log-probabilities can be had either way
-    "embedding": (False,),
-    "offload_kqv": (True, False),
-    "flash_attn": (True, False),
-    "op_offload": (None,),
-    "swa_full": (None,),
-    "no_perf": (True, False),
-    "last_n_tokens_size": (64,),
-    "lora_base": (None,),
-    "lora_scale": (1.0,),
-    "lora_path": (None,),
-    "numa": (False, 0),
-    "chat_format": (None,),
-    "chat_handler": (None,),
-    "draft_model": (None,),
-    "tokenizer": (None,),
-    "type_k": (None,),
-    "type_v": (None,),
-    "spm_infill": (False,),
-}
-_CHOOSING: Mapping[str, tuple[Any, ...]] = {
-    "typical_p": (1.0,),
-    "tfs_z": (1.0,),
-    "frequency_penalty": (0.0,),
-    "presence_penalty": (0.0,),
-    "repeat_penalty": (1.0,),
-    "mirostat_mode": (0,),
-    "mirostat_tau": (5.0,),
-    "mirostat_eta": (0.1,),
-    "stopping_criteria": (None,),
-}
 _RANDOM_SEED = 0xFFFFFFFF
 _FORMATS = ("text", "json_object")
 
@@ -134,7 +87,7 @@ class Llama:
         **others: Any,
     ) -> None:
         """Raises BadRequest for an argument that is not supported, BadModel, OutOfBudget."""
-        _check("Llama", others, _LOADING)
+        refuse_unsupported("Llama", others, LOADING)
         options = replace(
             options or Options(),
             ctx=n_ctx or None,
@@ -171,7 +124,9 @@ class Llama:
         **others: Any,
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """A text goes on. max_tokens: None or below 1: as many as fit."""
-        _check("create_completion", {**others, "suffix": suffix}, {**_CHOOSING, "suffix": (None,)})
+        refuse_unsupported(
+            "create_completion", {**others, "suffix": suffix}, {**CHOOSING, "suffix": (None,)}
+        )
         if isinstance(prompt, str):
             given = self._model.text.encode_prompt(prompt, chat="0")
         else:
@@ -222,8 +177,8 @@ class Llama:
         A tool that is chosen by name is called: the answer is its arguments, by its schema. Choosing
         among tools ("auto", "required") is not supported.
         """
-        allowed = {**_CHOOSING, "functions": (None,), "function_call": (None,)}
-        _check("create_chat_completion", others, allowed)
+        allowed = {**CHOOSING, "functions": (None,), "function_call": (None,)}
+        refuse_unsupported("create_chat_completion", others, allowed)
         tool = _chosen_tool(tools, tool_choice)
         language = _language(response_format, grammar, tool)
         shown = [] if tools is None or tool_choice == "none" else [dict(each) for each in tools]
@@ -369,14 +324,6 @@ class Llama:
                 told = len(turn.run.logprobs)
             yield reply.piece(piece, reasoning, noted)
         yield reply.last(turn.run.stats)
-
-
-def _check(where: str, given: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    for name, value in given.items():
-        if name not in allowed:
-            raise BadRequest(f"{where} has no argument {name}")
-        if not any(value is each or value == each for each in allowed[name]):
-            raise BadRequest(f"{name}={value!r:.60} is not supported by {where}: leave it out")
 
 
 def _processors(
