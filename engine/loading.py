@@ -17,7 +17,7 @@ from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.tensors import head_tensors, tensor_plan, verify_container
 from diskmoe.engine.model.weights import matrix_formats
 from diskmoe.engine.options import Options
-from diskmoe.engine.warmup import blocks_of, ready_kernels
+from diskmoe.engine.warmup import GRAMMARS, blocks_of, ready_kernels
 from diskmoe.experts.budget import available_memory, shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container, is_container
@@ -206,11 +206,13 @@ def _direct_mode(experts: int, options: Options) -> tuple[DirectMode, str]:
     return "auto", ""
 
 
-def ready_model_kernels(models: Sequence[Opened], say: Say) -> None:
-    """Compiles the kernels these models need, or loads them from disk."""
+def ready_model_kernels(models: Sequence[Opened], say: Say, constrains: bool) -> None:
+    """Compiles the kernels these models need, or loads them from disk. constrains: also what grammars
+    need that texts must follow."""
     wanted = {name for opened in models for name in opened.kernel_formats}
     # a checkpoint's weights are packed as they are read
     packing = any(isinstance(opened.source, Checkpoint) for opened in models)
     blocks = {name for opened in models for name in blocks_of(opened.config)}
     formats = [name for name in FORMATS if name in wanted]
-    ready_kernels(formats, packing, say, [name for name in BLOCKS if name in blocks])
+    needed = [name for name in BLOCKS if name in blocks] + [GRAMMARS] * constrains
+    ready_kernels(formats, packing, say, needed)

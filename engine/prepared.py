@@ -36,7 +36,10 @@ class Prepared:
 
     def plan(self, say: Say = silent) -> MemoryPlan:
         """Compiles the kernels and plans the memory. Raises OutOfBudget."""
-        ready_model_kernels([self.opened, *self.helpers.models], say)
+        constrains = (
+            self.options.constrain != "0" or self.options.parallel > 1
+        )  # any may ask for it
+        ready_model_kernels([self.opened, *self.helpers.models], say, constrains)
         return plan_for(
             self.opened, self.options, say, self.helpers.nbytes(self.opened.context, self.options)
         )

@@ -36,12 +36,14 @@ from diskmoe.engine.kernels.warm import BLOCKS, WarmItem, kernel_items
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.union import union_of
 from diskmoe.engine.sampling import warm_sampler
+from diskmoe.engine.warm_grammars import warm_grammars
 from diskmoe.experts.budget import shown_bytes
 from diskmoe.experts.errors import WriteFailed
 from diskmoe.experts.warm import compile_packers
 
 Say = Callable[[str], None]
 COMPILE = "numba:compile"
+GRAMMARS = "grammars that constrain"
 HELPER_SECONDS = 300  # after that this process compiles what the helper had claimed
 
 
@@ -60,15 +62,17 @@ def warm_items(
 ) -> list[WarmItem]:
     """Everything that a model with these weight formats calls, the costliest items first.
 
-    blocks: those of `kernels.warm.BLOCKS` that it has.
+    blocks: those of `kernels.warm.BLOCKS` that it has; and GRAMMARS, where texts may be constrained.
 
     packing: also what packs weights, for checkpoints that are quantised as they are read.
     """
     items = [
-        *kernel_items(formats, blocks),
+        *kernel_items(formats, [block for block in blocks if block != GRAMMARS]),
         WarmItem("union of experts", _union),
         WarmItem("choice of a token", warm_sampler),
     ]
+    if GRAMMARS in blocks:
+        items.append(WarmItem(GRAMMARS, warm_grammars))
     if packing:
         items += [WarmItem(f"packing {fmt}", partial(compile_packers, [fmt])) for fmt in formats]
     return items
@@ -134,7 +138,7 @@ def warm_up(formats: Sequence[str], say: Say) -> None:
         )
     formats = list(dict.fromkeys([*formats, "f32", "bf16"]))  # the router, and dense weights
     before = kept_kernels()
-    made = ready_kernels(formats, True, say)
+    made = ready_kernels(formats, True, say, (*BLOCKS, GRAMMARS))
     after = kept_kernels()
     if "memory" in made.notes or not after:
         raise WriteFailed(

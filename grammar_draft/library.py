@@ -59,6 +59,12 @@ def _data(place: str) -> bytes:
         if name in shipped():
             folder = resources.files("diskmoe.grammar_draft") / "grammars"
             return (folder / f"{name}.gbnf").read_bytes()
+        if "::=" in place or place.lstrip()[:1] == "{":
+            raise BadGrammar(
+                "a grammar or a schema itself, where the name of a file is wanted: in Python, "
+                "languages.from_gbnf and from_schema make one of it",
+                place[:40],
+            ) from None
         why = getattr(error, "strerror", None) or str(error)
         raise BadGrammar(
             f"cannot be read ({why}); ours are {', '.join(shipped())}", place[:200]

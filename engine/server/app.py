@@ -48,12 +48,14 @@ class Rules:
 class Server:
     """The application of a desk: ``Server(desk, Rules()).app``."""
 
-    def __init__(self, desk: Desk, rules: Rules, created: int = 0) -> None:
+    def __init__(
+        self, desk: Desk, rules: Rules, created: int = 0, languages: Languages | None = None
+    ) -> None:
         self._desk = desk
         self._rules = rules
         self._name = desk.model.opened.name
         self._created = created
-        self._languages = Languages()
+        self._languages = languages or Languages()
         routes = [
             Route("/v1/chat/completions", self._open(self._chat), methods=["POST"]),
             Route("/v1/completions", self._open(self._complete), methods=["POST"]),

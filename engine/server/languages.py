@@ -23,9 +23,11 @@ _FORMATS = ("text", "json_object", "json_schema")
 
 
 class Languages:
-    """The languages of a model's requests."""
+    """The languages of a model's requests. blanks, lax: of schemas, see ``from_schema``."""
 
-    def __init__(self) -> None:
+    def __init__(self, blanks: str = "flexible", lax: bool = False) -> None:
+        self._blanks = blanks
+        self._lax = lax
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -50,7 +52,11 @@ class Languages:
                 "gbnf " + given, "grammar", lambda: from_gbnf(given, token_id=tokenizer.token_id)
             )
         key = "schema " + json.dumps(schema)
-        return self._made(key, "response_format", lambda: from_schema(schema))
+        return self._made(
+            key,
+            "response_format",
+            lambda: from_schema(schema, whitespace=self._blanks, lax=self._lax),
+        )
 
     def _made(self, key: str, param: str, make: Callable[[], Grammar]) -> Grammar:
         with self._lock:

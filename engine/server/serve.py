@@ -18,6 +18,7 @@ from diskmoe.engine.report import settings_lines
 from diskmoe.engine.run import model_path, options_from, usage_folder
 from diskmoe.engine.server.app import LOOPBACK, Rules, Server
 from diskmoe.engine.server.desk import Desk
+from diskmoe.engine.server.languages import Languages
 from diskmoe.engine.settings import Value
 
 Say = Callable[[str], None]
@@ -88,7 +89,8 @@ def _serve(model: Model, listener: socket.socket, values: Mapping[str, Value], s
     )
     try:
         rules = Rules(key, values["BODY_BYTES"].value, LOOPBACK if host in LOOPBACK else None)
-        app = Server(desk, rules, int(time.time())).app
+        languages = Languages(values["SCHEMA_BLANKS"].value, values["SCHEMA_LAX"].value)
+        app = Server(desk, rules, int(time.time()), languages).app
         port = listener.getsockname()[1]
         say(
             f"serving   http://{host}:{port}/v1, {model.options.parallel} texts at once, "

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from numba.core import event
 from tiny_model import random_tensors, tiny_config, write_checkpoint
+from tiny_text import VOCAB, write_tokenizer
 
 from diskmoe.compiled.functions import NOTES
 from diskmoe.engine import warmup
@@ -166,6 +167,37 @@ def test_no_kernel_is_compiled_in_the_middle_of_an_answer(
     write_checkpoint(tmp_path, config, random_tensors(config, seed=3), dtype=dtype)
     arguments = [str(tmp_path), str(expert_bits), str(dense_bits)]
     done = run_apart(WHOLE_RUN.replace("ARGUMENTS", repr(arguments)))
+    assert done.returncode == 0, done.stderr
+
+
+CONSTRAINED_RUN = """
+from numba.core import event
+from diskmoe.engine.api import Model, Options, Sampling, prepare
+from diskmoe.grammar_draft.languages import from_gbnf, from_schema
+
+prepared = prepare(ARGUMENTS, Options(ctx=64, cap=3, threads=2, constrain="1"))
+prepared.plan()
+schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}, "b": {"$ref": "#"}}}
+ambiguous = 'root ::= root root | "a" | "ab" | [0-9]{1,20}'
+nested = 'root ::= "(" root ")" | [^()]+'
+with event.install_recorder("numba:compile") as recorder, Model.finish(prepared) as model:
+    for grammar in (from_schema(schema), from_gbnf(ambiguous), from_gbnf(nested)):
+        for way in ("1", "mask", "check"):
+            for sampling in (Sampling(0), Sampling(1, seed=1), Sampling(1, top_k=9, top_p=0.9)):
+                run = model.generate(
+                    "x", grammar=grammar, constrain=way, sampling=sampling, limit=12
+                )
+                assert "".join(run)
+compiled = [record.data["dispatcher"].__name__ for _, record in recorder.buffer]
+assert not compiled, compiled
+"""
+
+
+def test_no_kernel_is_compiled_in_the_middle_of_a_constrained_answer(tmp_path: Path) -> None:
+    config = tiny_config("qwen3_moe", vocab_size=VOCAB, eos_token_id=260)
+    write_checkpoint(tmp_path, config, random_tensors(config, seed=3), dtype="bf16")
+    write_tokenizer(tmp_path)
+    done = run_apart(CONSTRAINED_RUN.replace("ARGUMENTS", repr(str(tmp_path))))
     assert done.returncode == 0, done.stderr
 
 
