@@ -1,5 +1,6 @@
 """The server, as clients see it: answers, streams, refusals, many at once, and those who leave."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -300,6 +301,26 @@ def test_a_client_that_leaves_frees_its_place(
     until(lambda: desk.running == 0 and desk.waiting == 0)
     assert desk.totals.cancelled == before + 1
     assert content(ask(client)) == wanted
+
+
+def test_a_client_that_leaves_within_its_request_is_no_error_of_ours(desk: Desk) -> None:
+    head = [(b"host", b"127.0.0.1"), (b"content-length", b"100")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": head}
+    coming = [
+        {"type": "http.request", "body": b'{"messages"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return coming.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = Server(desk, Rules()).app  # its desk fails the test when it has an error to say
+    asyncio.run(app({**scope, "query_string": b""}, receive, send))
+    assert sent[0]["status"] == 499
 
 
 def test_more_than_may_wait_are_sent_away(client: httpx.Client, address: str, desk: Desk) -> None:
