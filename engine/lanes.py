@@ -101,8 +101,8 @@ class Text:
         self._lanes = lanes
 
     @property
-    def kv(self) -> KvCache:
-        return self.lane.kv
+    def kv(self) -> OwnCache:
+        return OwnCache(self)
 
     @property
     def vocab_size(self) -> int:
@@ -114,7 +114,7 @@ class Text:
         """See ``Transformer.forward``. BadRequest when another text has taken the lane."""
         if rows == "none":
             return self._lanes.prompt(self, np.asarray(ids), on_layer)
-        return self._lanes.forward(self, Part(self.kv, np.asarray(ids), rows))
+        return self._lanes.forward(self, Part(self.lane.kv, np.asarray(ids), rows))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -140,6 +140,27 @@ class Text:
         self._lanes.expect_no_more(self)
 
 
+class OwnCache:
+    """The cache of a text's lane, for as long as the lane is the text's."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+
+    @property
+    def length(self) -> int:
+        return self._text.lane.kv.length
+
+    @property
+    def capacity(self) -> int:
+        return self._text.lane.kv.capacity
+
+    def trim(self, length: int) -> None:
+        """BadRequest when another text has taken the lane: what is in it is that one's."""
+        with self._text.lane.changing:
+            self._text.check()
+            self._text.lane.kv.trim(length)
+
+
 class Lane:
     """The caches of one text."""
 
@@ -147,6 +168,7 @@ class Lane:
         self.kv = kv
         self.head = head
         self.text: Text | None = None
+        self.changing = threading.Lock()  # whose lane it is, and where its cache ends
         self.begun = 0  # the number of its latest text
 
 
@@ -185,16 +207,18 @@ class Lanes:
         the latest.
         """
         with self.turns:  # not in the middle of another's forward
+            free = [lane for lane in self.lanes if lane.text is None]
             lane = max(
-                self.lanes,
-                key=lambda lane: (lane.text is None, reuse and lane.kv.reusable(ids), -lane.begun),
+                free or self.lanes,
+                key=lambda lane: (bool(free and reuse) and lane.kv.reusable(ids), -lane.begun),
             )
-            if lane.text is not None:
-                lane.text.end()
-            self._begun += 1
-            lane.begun = self._begun
-            lane.text = Text(self, lane)
-            return lane.text, lane.kv.reusable(ids) if reuse else 0
+            with lane.changing:
+                if lane.text is not None:
+                    lane.text.end()
+                self._begun += 1
+                lane.begun = self._begun
+                lane.text = Text(self, lane)
+                return lane.text, lane.kv.reusable(ids) if reuse else 0
 
     def close(self) -> None:
         """No text goes on."""
@@ -215,7 +239,7 @@ class Lanes:
     ) -> Floats:
         """A chunk of a prompt goes into a text's cache."""
         with text.alone():
-            logits = self.transformer.forward(ids, "none", on_layer, text.kv)
+            logits = self.transformer.forward(ids, "none", on_layer, text.lane.kv)
             self._left_for(text, self.transformer.hidden, ())
             self._on_forward()
         return logits
@@ -245,9 +269,10 @@ class Lanes:
 
     def accepted(self, places: Sequence[int]) -> None:
         """These rows of the latest forward were of use."""
-        if self._useful is None:
+        useful = self._useful  # which another thread may judge at any time
+        if useful is None:
             return
-        self._useful.update(places)
+        useful.update(places)
         if len(self.lanes) == 1:
             with self.turns:
                 self._judge()

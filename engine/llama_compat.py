@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _RANDOM_SEED = 0xFFFFFFFF
-_FORMATS = ("text", "json_object")
+_FORMATS = ("text", "json_object", "json_schema")
 
 
 @dataclass(frozen=True)
@@ -352,18 +352,32 @@ def _language(
     asked: Mapping[str, Any] | None, grammar: LlamaGrammar | None, tool: Mapping[str, Any] | None
 ) -> Grammar | None:
     """What the answer must follow."""
-    if tool is not None:
-        return from_schema(tool.get("parameters") or {"type": "object"})
-    kind = None if asked is None else asked.get("type")
-    if kind == "json_schema" and asked is not None:
-        return from_schema((asked.get("json_schema") or {}).get("schema"))
-    if kind not in (None, *_FORMATS):
+    if not isinstance(asked, Mapping | None):
+        raise BadRequest(
+            f"response_format is {asked!r:.40}; it must have a type: text or json_object"
+        )
+    kind = "text" if asked is None else asked.get("type")
+    if kind not in _FORMATS:
         raise BadRequest(f"response_format.type is {kind!r:.40}; it must be text or json_object")
-    if kind == "json_object" and asked is not None:
-        if grammar is not None:
-            raise BadRequest("response_format and grammar both say what the answer must follow")
-        return from_schema(asked.get("schema") or {"type": "object"})
-    return None if grammar is None else grammar.grammar
+    saying = {"tool_choice": tool, "grammar": grammar, "response_format": asked}
+    said = [
+        n
+        for n, each in saying.items()
+        if each is not None and (each is not asked or kind != "text")
+    ]
+    if len(said) > 1:
+        raise BadRequest(f"{said[1]} and {said[0]} both say what the answer must follow")
+    schema: Any = None
+    if tool is not None:
+        schema = tool.get("parameters") or {"type": "object"}
+    elif asked is not None and kind == "json_schema":
+        schema = (asked.get("json_schema") or {}).get("schema")
+    elif asked is not None and kind == "json_object":
+        schema = asked.get("schema")
+        schema = {"type": "object"} if schema is None else schema
+    else:
+        return None if grammar is None else grammar.grammar
+    return from_schema(schema)
 
 
 def _chosen_tool(

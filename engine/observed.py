@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.sampling import Sampler
 
 Floats = npt.NDArray[np.float32]
+_LEAST = np.finfo(np.float32).min
 # (tokens so far, logits of the next (vocab,)) -> the logits to choose by
 Processor = Callable[[npt.NDArray[np.intc], Floats], Floats]
 
@@ -51,16 +53,36 @@ class Observed:
         return self._sampler.done
 
     def pick(self, logits: Floats) -> int:
-        """The token of the next place; see ``Sampler.pick``."""
-        changed = logits
+        """The token of the next place; see ``Sampler.pick``. BadRequest for what processors make of
+        its logits, where no token can be chosen by that."""
         if self._processors:
-            tokens, changed = np.array(self._tokens, np.intc), logits.copy()
-            for processor in self._processors:
-                changed = np.asarray(processor(tokens, changed), np.float32)
-        token = self._sampler.pick(changed)
+            token = self._picked(logits)
+        else:
+            token = self._sampler.pick(logits)
         if self._top is not None:
             self.logprobs.append(_logprobs(logits, token, self._top))
         self._tokens.append(token)
+        return token
+
+    def _picked(self, logits: Floats) -> int:
+        """By what processors make of logits; minus infinity forbids a token."""
+        tokens, changed = np.array(self._tokens, np.intc), logits.copy()
+        for processor in self._processors:
+            changed = np.asarray(processor(tokens, changed), np.float32)
+            if changed.shape != logits.shape:
+                raise BadRequest(
+                    f"a logits processor gives shape {changed.shape}; it must be {logits.shape}"
+                )
+        wrong = np.flatnonzero(~(changed < np.inf) & np.isfinite(logits))
+        if len(wrong):
+            raise BadRequest(
+                f"a logits processor or bias makes {changed[wrong[0]]} of token {wrong[0]}'s logit; it "
+                "must be a number, or minus infinity"
+            )
+        # a finite number that weighs nothing: of a model's own logits all must be finite
+        token = self._sampler.pick(np.where(changed == -np.inf, _LEAST, changed))
+        if changed[token] == -np.inf:
+            raise BadRequest("logits processors and biases forbid every token that may come next")
         return token
 
 

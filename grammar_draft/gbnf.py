@@ -41,6 +41,7 @@ MAX_DEPTH = 10_000  # open groups
 
 # a name or a plain literal: nine of ten symbols, and the blanks behind them
 _COMMON = re.compile(r'(?:([A-Za-z0-9-]+)(?![A-Za-z0-9_-])|"([^"\\\r\n]+)")[ \t]*')
+_HALF = re.compile("[\ud800-\udfff]")  # JSON and Python have such characters
 _NOTHING, _ITEM, _EMPTY = range(3)  # what stands before a repetition
 
 
@@ -75,6 +76,10 @@ def parse(
         raise BadGrammar(
             f"the grammar has {len(text)} characters; at most {MAX_TEXT} are read", name
         )
+    half = _HALF.search(text)
+    if half is not None:
+        said = f"half of a surrogate pair, U+{ord(half.group()):X}: no UTF-8 text holds one"
+        raise BadGrammar(said, name, text, half.start())
     if strict:
         text = text.partition("\0")[0]  # where llama.cpp's string ends
     grammar = _Parser(Lexer(text, name, strict, token_id)).parse(root)

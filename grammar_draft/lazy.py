@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from diskmoe.grammar_draft.constraint import Constraint, State
+from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.triggers import Finder, Spot
 from diskmoe.grammar_draft.vocabulary import Vocabulary, Words
 
@@ -41,6 +42,12 @@ class Free:
         self.vocabulary = vocabulary
         found = [(text, _TOKEN.fullmatch(text)) for text in triggers]
         self._tokens = {int(match[1]) for _, match in found if match}
+        for token in self._tokens:
+            if token >= len(vocabulary):
+                said = f"the model has tokens from 0 to {len(vocabulary) - 1}"
+                raise BadGrammar(f"{said}, no <[{token}]> that could begin anything", "trigger")
+            if token in vocabulary.ends:
+                raise BadGrammar(f"<[{token}]> ends the text, so it begins nothing", "trigger")
         self._finder = Finder.of(text for text, match in found if not match)
         self._masks: dict[State, Words] = {}
         self.start: State = Waiting(self._finder.start, b"")

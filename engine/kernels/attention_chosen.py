@@ -151,9 +151,9 @@ def _attend_chosen(args, begin, end):  # pragma: no cover - compiled
     top = word_at(args + 136)
     numbers = np.empty(heads * (KEYS + 3) + 32, np.float32)
     block = np.empty(KEYS * dims + 16, np.float32)
-    maxima = (address(numbers) + 63) // 64 * 64
-    room = (address(block) + 63) // 64 * 64
     for item in range(begin, end):
+        maxima = (address(numbers) + 63) // 64 * 64  # in here: see `simd.address`
+        room = (address(block) + 63) // 64 * 64
         row = item // parts
         first = item % parts * heads
         seen = start + row + 1

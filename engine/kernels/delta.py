@@ -336,8 +336,8 @@ def _delta(args, begin, end):  # pragma: no cover - compiled
     rows = pending + word_at(args + _N)
     settled = _settled(args)
     room = np.empty(key_dim * 16 + 16, np.float32)
-    work = (address(room) + 63) // 64 * 64
     for item in range(begin, end):
+        work = (address(room) + 63) // 64 * 64  # in here: see `simd.address`
         head = item // tiles
         column = item % tiles * 16
         state = word_at(args + _STATE) + item * key_dim * 64

@@ -160,9 +160,9 @@ def _index_scores(args, begin, end):  # pragma: no cover - compiled
     parts = word_at(args + 136)
     dots = np.zeros(heads * KEYS + 16, np.float32)
     widened = np.empty(1 if kind == KV_F32 else KEYS * dims + 16, np.float32)
-    at = (address(dots) + 63) // 64 * 64
-    room = (address(widened) + 63) // 64 * 64
     for item in range(begin, end):
+        at = (address(dots) + 63) // 64 * 64  # in here: see `simd.address`
+        room = (address(widened) + 63) // 64 * 64
         row = item // parts
         seen = start + row + 1
         if seen <= word_at(args + 128):

@@ -224,8 +224,8 @@ def _fold(args, begin, end):  # pragma: no cover - compiled
     together = columns_together(word_at(args + 88))
     blocks = (rank + together - 1) // together
     room = np.empty(together * plain + 16, np.float32)
-    columns = (address(room) + 63) // 64 * 64
     for item in range(begin, end):
+        columns = (address(room) + 63) // 64 * 64  # in here: see `simd.address`
         first = item % blocks * together
         _fold_block(args, item // blocks, first, min(together, rank - first), columns)
 

@@ -56,7 +56,11 @@ def _like(ty: Any, element: Any) -> Any:
 
 @compiled
 def address(typing_context, array):
-    """Address of an array's first element, as int64."""
+    """Address of an array's first element, as int64.
+
+    It keeps nothing alive. An array that a function makes for itself is freed behind the last line that
+    names it, so its address is taken inside the loop that uses it, which keeps it until the loop ends.
+    """
 
     def generate(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data

@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -132,10 +132,13 @@ class Server:
         with suppress(ValueError):
             if int(request.headers.get("content-length", 0)) > most:
                 raise too_long
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > most:
-                raise too_long
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise too_long
+        except ClientDisconnect:
+            raise Refusal(499, "the client has left") from None
         return bytes(body)
 
     async def _models(self, request: Request) -> Response:

@@ -8,7 +8,6 @@ fields.end()                              # refuses what nobody has taken
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,7 +83,7 @@ class Fields:
             return None
         if isinstance(found, bool) or not isinstance(found, (int, float)):
             raise self.refuse(name, f"a number from {low:g} to {high:g}")
-        if not (math.isfinite(found) and low <= found <= high):
+        if not low <= found <= high:  # NaN is not, and no integer is too long to compare
             raise self.refuse(name, f"a number from {low:g} to {high:g}")
         return float(found)
 

@@ -34,8 +34,13 @@ class Refusal(Exception):
     def body(self) -> dict[str, Any]:
         """``{"error": {"message", "type", "param", "code"}}``."""
         kind = _TYPES.get(self.status, "invalid_request_error")
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        message, param = _sendable(str(self)), self.param and _sendable(self.param)
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
+
+
+def _sendable(text: str) -> str:
+    """A request's own words in UTF-8: half of a surrogate pair, which JSON can spell, as an escape."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def refusal_of(error: DiskMoeError | BadGrammar) -> Refusal:

@@ -11,7 +11,9 @@ from tiny_model import random_tensors, tiny_config, write_checkpoint
 
 from diskmoe.engine.api import Model, Options, Sampling
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.generation import Run
 from diskmoe.engine.lanes import Turns
+from diskmoe.mtp.verify import verify
 
 FAMILIES = ["qwen3_moe", "qwen3_next", "glm4_moe"]
 
@@ -123,6 +125,30 @@ def test_one_text_more_than_lanes_ends_the_first(path: Path) -> None:
         for run in runs[1:]:
             list(run)
             assert len(run.token_ids) == 5
+
+
+def test_a_text_that_has_lost_its_lane_takes_nothing_back_in_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another may take the lane between a forward with drafts and the end of those rejected."""
+    [prompt] = prompts(1, seed=9)
+    wanted = alone(path, [[4]], Sampling(), limit=8)
+    with Model.load(path, options()) as model:
+        first = model.generate(prompt, limit=30)
+        newer: list[Run] = []
+
+        def overtaken(picker, logits, guesses, stops):
+            tokens = verify(picker, logits, guesses, stops)
+            if guesses and not newer:
+                newer.append(model.generate([4], limit=8, reuse=False))
+                newer[0].token_ids.append(next(newer[0]._tokens))  # pyright: ignore
+            return tokens
+
+        monkeypatch.setattr("diskmoe.engine.decode.verify", overtaken)
+        with pytest.raises(BadRequest, match="ended by a newer one"):
+            list(first)
+        list(newer[0])
+        assert newer[0].token_ids == wanted[0]
 
 
 def test_a_text_goes_on_from_what_an_earlier_one_has_left(path: Path) -> None:

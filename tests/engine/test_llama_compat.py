@@ -141,6 +141,46 @@ def test_processors_and_biases_change_what_is_chosen(llm: Llama) -> None:
         llm("Once", max_tokens=1, logit_bias={10**6: 1.0})
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_minus_infinity_forbids_a_token(llm: Llama, temperature: float) -> None:
+    [token] = llm.tokenize(b"a", add_bos=False)
+    ban = {each: -np.inf for each in range(llm.n_vocab()) if each != token}
+    found = done(llm("Once", max_tokens=5, temperature=temperature, logit_bias=ban))
+    assert found["choices"][0]["text"] == "aaaaa"
+
+
+@pytest.mark.parametrize(
+    ("processor", "said"),
+    [
+        (lambda tokens, logits: logits * np.nan, "makes nan of token 0's logit"),
+        (lambda tokens, logits: logits + np.inf, "makes inf of token 0's logit"),
+        (lambda tokens, logits: logits - np.inf, "forbid every token"),
+        (lambda tokens, logits: logits[:5], "gives shape"),
+        (lambda tokens, logits: None, "gives shape"),
+    ],
+)
+def test_a_processor_is_to_blame_for_what_it_makes(llm: Llama, processor: Any, said: str) -> None:
+    with pytest.raises(BadRequest, match=said):
+        llm("Once", max_tokens=3, logits_processor=processor)
+
+
+def test_two_things_that_an_answer_must_follow_are_refused(llm: Llama) -> None:
+    grammar = LlamaGrammar.from_string('root ::= "yes"')
+    schema = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    named = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "weather"}}}
+    for two in (
+        {"response_format": schema, "grammar": grammar},
+        {**named, "grammar": grammar},
+        {**named, "response_format": {"type": "json_object"}},
+    ):
+        with pytest.raises(BadRequest, match="both say what the answer must follow"):
+            llm.create_chat_completion(HELLO, **two)
+    with pytest.raises(BadRequest, match="must have a type"):
+        llm.create_chat_completion(HELLO, response_format="json_object")  # pyright: ignore
+    with pytest.raises(BadGrammar, match="nothing can satisfy"):
+        llm.create_chat_completion(HELLO, response_format={"type": "json_object", "schema": False})
+
+
 def test_text_and_tokens_turn_into_each_other(llm: Llama) -> None:
     text = "Grüße, the end".encode()
     assert llm.detokenize(llm.tokenize(text)) == text

@@ -141,6 +141,8 @@ def test_choices_that_are_none_are_refused(choices: Any, said: str) -> None:
 
 def test_gbnf_goes_through_the_same_door() -> None:
     assert complete(from_gbnf('x ::= "a"', root="x", name="f"), "a")
+    with pytest.raises(BadGrammar, match="f:2:6: half of a surrogate pair, U[+]D800"):
+        from_gbnf('root ::= a\na::="\ud800"', name="f")
 
 
 @settings(max_examples=60, deadline=None)

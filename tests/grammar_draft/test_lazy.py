@@ -96,6 +96,14 @@ def test_a_word_is_found_however_tokens_part_it():
     assert len(ends) == 1
 
 
+def test_a_token_that_never_comes_within_a_text_is_no_trigger():
+    with pytest.raises(BadGrammar, match=r"tokens from 0 to \d+, no <\[9999\]>"):
+        lazy('root ::= "a"', "<[9999]>")
+    end = next(iter(vocabulary_of(TEXTS).ends))
+    with pytest.raises(BadGrammar, match=r"<\[\d+\]> ends the text"):
+        lazy('root ::= "a"', f"<[{end}]>")
+
+
 def test_a_grammar_that_cannot_begin_with_the_trigger_begins_behind_it():
     rules = lazy('root ::= "{" "x"* "}"', "call:")
     for tokens in ([token(b"call:"), token(b"{}")], [token(b"xcall:{}")], [token(b"call:{"), 0x7D]):

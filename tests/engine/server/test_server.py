@@ -1,5 +1,6 @@
 """The server, as clients see it: answers, streams, refusals, many at once, and those who leave."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -126,6 +127,10 @@ BAD: list[tuple[Any, int, str | None, str]] = [
     (b"{", 400, None, "not JSON"),
     (b"[" * 15_000, 400, None, "nested too deeply"),
     (b"\xff\xfe", 400, None, "not UTF-8"),
+    ({**ASK, "\ud800": 1}, 400, "\\ud800", "unknown parameter \\ud800"),
+    ({**ASK, "temperature": "\ud800"}, 400, "temperature", '"\\ud800"; it must be a number'),
+    ({**ASK, "temperature": 10**400}, 400, "temperature", "it must be a number from 0 to 100"),
+    ({**ASK, "top_p": -(10**400)}, 400, "top_p", "it must be a number from 0 to 1"),
     (b"[]", 400, None, "must be a JSON object"),
     (b"null", 400, None, "must be a JSON object"),
     (b"x" * 30_000, 413, None, "longer than 20000 bytes"),
@@ -296,6 +301,26 @@ def test_a_client_that_leaves_frees_its_place(
     until(lambda: desk.running == 0 and desk.waiting == 0)
     assert desk.totals.cancelled == before + 1
     assert content(ask(client)) == wanted
+
+
+def test_a_client_that_leaves_within_its_request_is_no_error_of_ours(desk: Desk) -> None:
+    head = [(b"host", b"127.0.0.1"), (b"content-length", b"100")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": head}
+    coming = [
+        {"type": "http.request", "body": b'{"messages"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return coming.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = Server(desk, Rules()).app  # its desk fails the test when it has an error to say
+    asyncio.run(app({**scope, "query_string": b""}, receive, send))
+    assert sent[0]["status"] == 499
 
 
 def test_more_than_may_wait_are_sent_away(client: httpx.Client, address: str, desk: Desk) -> None:
