@@ -178,3 +178,28 @@ def test_what_is_not_kept_is_said_to_be_not():
     assert not keeps_codes("Q4_0", "q4g64") and not keeps_codes("Q4_1", "q4_0")
     assert not keeps_codes("Q4_K", "q4_1") and not keeps_codes("BF16", "bf16")
     assert exact_formats("Q6_K") == exact_formats("F16") == {"f32"}
+
+
+# where the f16 scales of a block are, of types whose codes the gguf package does not make
+SCALES = {
+    "Q2_K": (80, 84),
+    "Q3_K": (108, 110),
+    "Q4_K": (0, 4),
+    "Q5_K": (0, 4),
+    "Q6_K": (208, 210),
+    "IQ4_NL": (0, 2),
+    "IQ4_XS": (0, 2),
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(kind=st.sampled_from(sorted(SCALES)), seed=st.integers(0, 1 << 20))
+def test_any_codes_are_widened_to_the_numbers_of_the_gguf_package(kind: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    raw = rng.integers(0, 256, (ROWS * COLS // block, nbytes)).astype(np.uint8)
+    begin, end = SCALES[kind]
+    scales = rng.uniform(-1e-2, 1e-2, (len(raw), (end - begin) // 2)).astype(np.float16)
+    raw[:, begin:end] = scales.view(np.uint8)
+    exact = gguf.quants.dequantize(raw.reshape(ROWS, -1), gguf.GGMLQuantizationType[kind])
+    np.testing.assert_array_equal(wide(raw.reshape(-1), kind, COLS), exact)
