@@ -40,15 +40,21 @@ LEAST_PATIENCE = 0.002  # seconds
 
 
 class Turns:
-    """A lock that is given in the order in which it was asked for."""
+    """A lock that is given in the order in which it was asked for. The thread that has it may take it
+    again: what is told of a prompt's progress may begin another text."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._line: deque[object] = deque()
+        self._owner: int | None = None  # the thread that has it, and how often it took it
+        self._taken = 0
 
     def __enter__(self) -> None:
-        me = object()
+        me, thread = object(), threading.get_ident()
         with self._changed:
+            if self._owner == thread:
+                self._taken += 1
+                return
             self._line.append(me)
             try:
                 self._changed.wait_for(lambda: self._line[0] is me)
@@ -56,11 +62,15 @@ class Turns:
                 self._line.remove(me)
                 self._changed.notify_all()
                 raise
+            self._owner, self._taken = thread, 1
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
-            self._line.popleft()
-            self._changed.notify_all()
+            self._taken -= 1
+            if not self._taken:
+                self._owner = None
+                self._line.popleft()
+                self._changed.notify_all()
 
 
 @dataclass(eq=False)
@@ -193,6 +203,7 @@ class Lanes:
         self._on_accepted = on_accepted
         self._together = Together(transformer)
         self._begun = 0
+        self._forwards = 0
         self._joined = threading.Condition()
         self._open: _Batch | None = None
         self._expected: set[Text] = set()  # texts that will probably ask for the next forward
@@ -237,9 +248,20 @@ class Lanes:
     def prompt(
         self, text: Text, ids: npt.NDArray[Any], on_layer: Callable[[int, int], None] | None
     ) -> Floats:
-        """A chunk of a prompt goes into a text's cache."""
+        """A chunk of a prompt goes into a text's cache. What is told of its layers may end it, and
+        begin another text in its lane: then not a layer more is computed."""
+
+        def told(done: int, layers: int) -> None:
+            if on_layer is not None:
+                on_layer(done, layers)
+                text.check()
+                if self._forwards != here:  # in a lane of its own, but in the same working memory
+                    raise BadRequest("another text was computed within the progress of this one")
+
         with text.alone():
-            logits = self.transformer.forward(ids, "none", on_layer, text.lane.kv)
+            self._forwards += 1
+            here = self._forwards
+            logits = self.transformer.forward(ids, "none", told, text.lane.kv)
             self._left_for(text, self.transformer.hidden, ())
             self._on_forward()
         return logits
@@ -324,6 +346,7 @@ class Lanes:
     def _compute(self, requests: Sequence[_Request]) -> None:
         if not requests:
             return
+        self._forwards += 1
         began, model = time.perf_counter(), self.transformer
         parts = [request.part for request in requests]
         with self.booked([request.text for request in requests]):

@@ -224,7 +224,7 @@ def test_with_drafts_a_replay_of_the_trace_has_the_counts_of_the_run(
         list(plain)
     source = NowAndThenRight(plain.token_ids)
     composer = Composer([], [source], VOCAB, most=3, planner=Planner(fixed=3), guard=False)
-    monkeypatch.setattr("diskmoe.engine.api.composer_of", lambda *given: composer)
+    monkeypatch.setattr("diskmoe.engine.api.composer_of", lambda *given, **more: composer)
     options = Options(ctx=128, cap=cap, policy=policy, trace=trace)
     with Model.load(tmp_path, options) as loaded:
         drafted = parse("root ::= .")  # any: it is the source that drafts

@@ -15,7 +15,7 @@ PROMPT = [5, 17, 33, 9, 60, 2]
 
 
 def ids(model: Model) -> list[int]:
-    run = model.generate(PROMPT, limit=6)
+    run = model.generate(PROMPT, limit=6, reuse=False)
     for _ in run:
         pass
     return run.token_ids
@@ -74,10 +74,13 @@ def test_a_run_that_a_newer_one_overtook_in_its_prompt_gives_no_token(tiny: Path
                 inner.append([])
                 inner[0] = ids(model)
 
-        overtaken = model.generate(PROMPT, limit=6, on_prefill=begin_another)
+        overtaken = model.generate(PROMPT, limit=6, on_prefill=begin_another, reuse=False)
         with pytest.raises(BadRequest, match="ended by a newer one"):
             list(overtaken)
         assert overtaken.token_ids == [] and inner == [expected]
+        again = model.generate(PROMPT, limit=6)  # goes on from what the inner one has left
+        list(again)
+        assert again.token_ids == expected and again.stats.reused_tokens == len(PROMPT) - 1
         assert ids(model) == expected
 
 

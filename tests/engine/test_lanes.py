@@ -185,6 +185,26 @@ def test_a_text_that_differs_early_is_reused_as_far_as_a_cache_can_go_back(path:
         assert found.stats.reused_tokens == (0 if has_states else 5)
 
 
+def test_a_text_within_the_progress_of_another_ends_that_one(path: Path) -> None:
+    first, second = prompts(2, seed=3)
+    wanted = alone(path, [second, first], Sampling(), limit=6)
+    with Model.load(path, options(parallel=2)) as model:
+        inner: list[list[int]] = []
+
+        def begin_another(done: int, rows: int) -> None:
+            if not inner:
+                run = model.generate(second, limit=6)
+                list(run)
+                inner.append(run.token_ids)
+
+        outer = model.generate(first, limit=6, on_prefill=begin_another)
+        with pytest.raises(BadRequest, match="within the progress of this one"):
+            list(outer)
+        again = model.generate(first, limit=6)
+        list(again)
+        assert [*inner, again.token_ids] == wanted and not outer.token_ids
+
+
 def test_the_lane_that_has_most_of_a_text_is_taken(tmp_path: Path) -> None:
     config = tiny_config("qwen3_moe", eos_token_id=None)
     path = write_checkpoint(tmp_path, config, random_tensors(config, seed=4))

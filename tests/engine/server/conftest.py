@@ -18,7 +18,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def desk(model_path: Path) -> Iterator[Desk]:
     with Model.load(model_path, Options(ctx=CONTEXT, cap=4, parallel=2)) as model:
         desk = Desk(model, most_waiting=2, most_seconds=60, say=pytest.fail)
@@ -26,7 +26,7 @@ def desk(model_path: Path) -> Iterator[Desk]:
         desk.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def address(desk: Desk) -> Iterator[str]:
     server, address, thread = listen(Server(desk, Rules(most_bytes=20_000)).app)
     yield address
