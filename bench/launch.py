@@ -58,6 +58,19 @@ class Process:
     out: bytes
     err: bytes
 
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What a run's file has of its process, whatever the program."""
+        return {
+            "started": self.started,
+            "command": self.command,
+            "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "others_cpu": self.others_cpu,
+            "load": self.load,
+            "cached_share": self.cached_share,
+        }
+
 
 @dataclass(frozen=True)
 class Ended(Process):

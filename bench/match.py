@@ -153,13 +153,7 @@ def _run(arm: Program, ended: Process, **measured: Any) -> Run:
         prompt=0,
         repeat=0,
         order=0,
-        started=ended.started,
-        command=ended.command,
-        seconds=ended.seconds,
-        cpu_seconds=ended.cpu_seconds,
-        others_cpu=ended.others_cpu,
-        load=ended.load,
-        cached_share=ended.cached_share,
+        **ended.kept,
         **measured,
     )
 
