@@ -314,9 +314,10 @@ class Lanes:
         try:
             yield
         finally:
+            asked, chosen = model.counters - counters, model.selections - selections
             for text in texts:
-                text.counters += model.counters - counters
-                text.selections += model.selections - selections
+                text.counters += asked
+                text.selections += chosen
                 text.programs_made += model.programs_made - made + crowded
 
     def _lead(self, batch: _Batch) -> None:

@@ -110,21 +110,25 @@ def _follow(state: Any, byte: Any) -> Any:
     return 2 if state in (3, 6, 7) else 1
 
 
+@inner
+def _common(data: Any, starts: Any, i: Any) -> Any:
+    """How many bytes text i has in common with the one before it, at their beginnings."""
+    if i == 0:
+        return 0
+    length = min(starts[i + 1] - starts[i], starts[i] - starts[i - 1])
+    common = 0
+    while common < length and data[starts[i] + common] == data[starts[i - 1] + common]:
+        common += 1
+    return common
+
+
 @kernel
 def count_nodes(data: Any, starts: Any) -> Any:
     """The nodes of sorted texts. data: u8, all of them; starts: i64 (texts + 1,)."""
     count = 0
     for i in range(len(starts) - 1):
         length = starts[i + 1] - starts[i]
-        common = 0
-        if i:
-            before = starts[i] - starts[i - 1]
-            while (
-                common < length
-                and common < before
-                and data[starts[i] + common] == data[starts[i - 1] + common]
-            ):
-                common += 1
+        common = _common(data, starts, i)
         count += length - common
     return count
 
@@ -147,15 +151,7 @@ def lay_nodes(
     one = np.uint64(1)
     for i in range(len(tokens)):
         length = starts[i + 1] - starts[i]
-        common = 0
-        if i:
-            before = starts[i] - starts[i - 1]
-            while (
-                common < length
-                and common < before
-                and data[starts[i] + common] == data[starts[i - 1] + common]
-            ):
-                common += 1
+        common = _common(data, starts, i)
         for at in range(common, length):
             byte[node] = data[starts[i] + at]
             depth[node] = at + 1

@@ -232,6 +232,14 @@ def some_sources(
     return forced, others
 
 
+def check_same(drafted: Run, plain: Run, said: str) -> None:
+    """The run with drafts is the one without: ids, why it ended, the bytes of its logits."""
+    assert drafted.ids == plain.ids, said
+    assert drafted.stats.stop_reason == plain.stats.stop_reason, said
+    assert {place: drafted.rows[place] for place in plain.rows} == plain.rows, said
+    check_accounts(drafted)
+
+
 def check_accounts(drafted: Run) -> None:
     """Emitted = accepted + sampled, judged <= proposed, and the sources' sums are the totals."""
     stats, accounts = drafted.stats, drafted.stats.drafts.values()
@@ -271,10 +279,7 @@ def test_any_drafts_leave_a_constrained_text_its_end_and_its_logits_as_they_are(
             guard=random.random() < 0.7,
         )
         said = f"seed {seed}, run {number}, {grammar}"
-        assert drafted.ids == plain.ids, said
-        assert drafted.stats.stop_reason == plain.stats.stop_reason, said
-        assert {place: drafted.rows[place] for place in plain.rows} == plain.rows, said
-        check_accounts(drafted)
+        check_same(drafted, plain, said)
         check_valid(plain, rules, stops, said)
         for account in drafted.stats.drafts.items():
             assert account[0] != "forced" or account[1].judged == account[1].accepted
@@ -325,9 +330,6 @@ def test_any_drafts_leave_the_text_its_end_and_its_logits_as_they_are(
             guard=random.random() < 0.7,
         )
         said = f"seed {seed}, run {number}"
-        assert drafted.ids == plain.ids, said
-        assert drafted.stats.stop_reason == plain.stats.stop_reason, said
-        assert {place: drafted.rows[place] for place in plain.rows} == plain.rows, said
-        check_accounts(drafted)
+        check_same(drafted, plain, said)
         accepted += drafted.stats.tokens - drafted.stats.sampled
     assert accepted
