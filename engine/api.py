@@ -31,6 +31,7 @@ from diskmoe.engine.learning import history_of, pin, tell_accepted, to_each
 from diskmoe.engine.memory import ahead_slots, policy_for, wave_slots
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.kvcache import KvCache
+from diskmoe.engine.model.moe import Record
 from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.weights import load_dense
 from diskmoe.engine.observed import Observed, Processor
@@ -38,7 +39,7 @@ from diskmoe.engine.options import Options
 from diskmoe.engine.prepared import Prepared, Say, prepare, silent
 from diskmoe.engine.report import ModelFacts
 from diskmoe.engine.sampling import Sampler, Sampling
-from diskmoe.engine.stats import RunStats
+from diskmoe.engine.stats import Phase, RunStats
 from diskmoe.engine.text.session import TextStream
 from diskmoe.engine.text.side import Prompt
 from diskmoe.experts.budget import MemoryPlan, shown_bytes
@@ -92,9 +93,8 @@ class Model:
         self._trace = trace
         self._history = history
         self._say = say
-        recorders = [part.record for part in (self._trace, history) if part is not None]
-        if recorders:
-            transformer.record_with(to_each(recorders))
+        self._recorders = [part.record for part in (self._trace, history) if part is not None]
+        self.look(None)
         self._experience = Experience()
         self._constraints = Constraints(prepared.text, say, prepared.options.grammar_cache)
         self._closed = False
@@ -215,6 +215,22 @@ class Model:
     def transformer(self) -> Transformer:
         """The forward itself, for benchmarks that feed it fixed token ids."""
         return self._transformer
+
+    @property
+    def store(self) -> ExpertStore:
+        """The hot store, to be looked at: it is for the thread that computes."""
+        return self._store
+
+    @property
+    def phases(self) -> tuple[Phase, Phase]:
+        """Prefill and decode of all texts since the start, counting on."""
+        return self._lanes.prefill, self._lanes.decode
+
+    def look(self, record: Record | None) -> None:
+        """From the next layer on, ``record(layer, ids, phase)`` is told what its rows chose, before
+        the hot store is asked for it, in the thread that computes. None: nobody is told."""
+        recorders = [*self._recorders, *([record] if record else [])]
+        self._transformer.record_with(to_each(recorders) if recorders else None)
 
     @property
     def facts(self) -> ModelFacts:

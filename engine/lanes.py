@@ -32,6 +32,7 @@ from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.together import Answer, Part, Together
+from diskmoe.engine.stats import Phase, snapshot
 from diskmoe.experts.store import StoreCounters
 from diskmoe.mtp.source import Draft
 
@@ -108,6 +109,8 @@ class Text:
         self.row_misses: Sequence[int] = ()
         self.hidden: Floats = np.zeros((0, 0), np.float32)  # (n, hidden) of its latest rows
         self.places: Sequence[int] = ()  # of these among those of the forward
+        self.phase = lanes.prefill  # of its latest forward, which ended
+        self.since = time.perf_counter()  # then
         self._lanes = lanes
 
     @property
@@ -118,6 +121,11 @@ class Text:
     def vocab_size(self) -> int:
         return self._lanes.transformer.vocab_size
 
+    @property
+    def decode(self) -> Phase:
+        """Of its forwards behind the prompt, and those of others."""
+        return self._lanes.decode
+
     def forward(
         self, ids: npt.ArrayLike, rows: Wanted, on_layer: Callable[[int, int], None] | None = None
     ) -> Floats:
@@ -127,11 +135,12 @@ class Text:
         return self._lanes.forward(self, Part(self.lane.kv, np.asarray(ids), rows))
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Inside, nobody else computes, and what is read is booked on this text."""
+    def alone(self, phase: Phase | None = None, rows: int = 0) -> Iterator[None]:
+        """Inside, nobody else computes, and what is read is booked on this text, in a phase: else
+        that of its latest forward. rows: of the forward that this is."""
         with self._lanes.turns:
             self.check()
-            with self._lanes.booked([self]):
+            with self._lanes.booked([self], phase or self.phase, rows):
                 yield
 
     def accepted(self, rows: int) -> None:
@@ -197,6 +206,8 @@ class Lanes:
         forward, when nobody computes. on_accepted: told which rows of a forward with drafts were of
         use, before the next one."""
         self.transformer = transformer
+        # of all texts, since the start: a forward that texts share counts once
+        self.prefill, self.decode = Phase(), Phase()
         self.turns = Turns()
         self.lanes = [Lane(kv, head) for kv, head in zip(caches, heads, strict=True)]
         self._on_forward = on_forward
@@ -208,6 +219,7 @@ class Lanes:
         self._open: _Batch | None = None
         self._expected: set[Text] = set()  # texts that will probably ask for the next forward
         self._seconds = 0.0  # of the latest forward
+        self._decoded = 0.0  # when the latest one that was no prompt's ended
         self._useful: set[int] | None = None  # rows of the latest forward with drafts, as known
 
     def begin(self, ids: Sequence[int], reuse: bool = True) -> tuple[Text, int]:
@@ -258,11 +270,12 @@ class Lanes:
                 if self._forwards != here:  # in a lane of its own, but in the same working memory
                     raise BadRequest("another text was computed within the progress of this one")
 
-        with text.alone():
+        with text.alone(self.prefill, len(ids)):
             self._forwards += 1
             here = self._forwards
             logits = self.transformer.forward(ids, "none", told, text.lane.kv)
             self._left_for(text, self.transformer.hidden, ())
+            text.phase, text.since = self.prefill, time.perf_counter()
             self._on_forward()
         return logits
 
@@ -306,15 +319,19 @@ class Lanes:
             self._joined.notify_all()
 
     @contextmanager
-    def booked(self, texts: Sequence[Text]) -> Iterator[None]:
-        """What the hot store is asked for inside is booked on each of these texts."""
-        model = self.transformer
+    def booked(self, texts: Sequence[Text], phase: Phase, rows: int = 0) -> Iterator[None]:
+        """What the hot store is asked for inside is booked on each of these texts, and once on the
+        phase, with its time; rows: see ``Phase.add``."""
+        model, began = self.transformer, time.perf_counter()
         counters, selections, made = model.counters, model.selections, model.programs_made
+        before = snapshot(counters, selections)
         crowded = sum(lane.text is not None for lane in self.lanes) > 1
         try:
             yield
         finally:
-            asked, chosen = model.counters - counters, model.selections - selections
+            now, seconds = model.counters, time.perf_counter() - began
+            phase.add(before, snapshot(now, model.selections), rows, seconds)
+            asked, chosen = now - counters, model.selections - selections
             for text in texts:
                 text.counters += asked
                 text.selections += chosen
@@ -350,14 +367,21 @@ class Lanes:
         self._forwards += 1
         began, model = time.perf_counter(), self.transformer
         parts = [request.part for request in requests]
-        with self.booked([request.text for request in requests]):
+        texts = [request.text for request in requests]
+        with self.booked(texts, self.decode, sum(len(np.asarray(part.ids)) for part in parts)):
             if len(parts) == 1:
                 logits = model.forward(parts[0].ids, parts[0].rows, None, parts[0].kv)
                 rows = range(len(model.hidden))
                 answers = [Answer(logits, model.hidden, rows)]
             else:
                 answers = self._together.forward(parts)
-        self._seconds = time.perf_counter() - began
+        now = time.perf_counter()
+        self._seconds = now - began
+        # between two forwards of a text it is decoded too: choosing a token takes its time
+        self.decode.seconds += now - max(self._decoded, min(text.since for text in texts))
+        self._decoded = now
+        for text in texts:
+            text.phase, text.since = self.decode, now
         drafts = sum(len(answer.hidden) for answer in answers) > len(answers)
         self._useful = set(range(len(answers))) if drafts else None
         for request, answer in zip(requests, answers, strict=True):
@@ -388,7 +412,7 @@ class DraftsInTurn:
         self._text = text
 
     def propose(self, room: int) -> list[Draft]:
-        with self._text.alone():
+        with self._text.alone(self._text.decode):
             return self._drafts.propose(room)
 
 

@@ -59,6 +59,8 @@ class Phase:
     wrong, and not among the miss bytes.
     forward_seconds: wall time inside forwards and of finding their drafts; computing is what is left
     without the wait.
+    seconds: wall time of the phase; what is left without the forwards chose tokens, made text, or
+    waited for other texts.
     """
 
     forwards: int = 0
@@ -76,8 +78,9 @@ class Phase:
     seconds: float = 0.0
 
     def add(self, before: Snapshot, after: Snapshot, rows: int, seconds: float) -> None:
-        """Books one forward from the counters before and after it."""
-        self.forwards += 1
+        """Books one forward from the counters before and after it; 0 rows: what was done beside
+        one."""
+        self.forwards += rows > 0
         self.rows += rows
         self.forward_seconds += seconds
         for name, value in after.items():
@@ -92,6 +95,15 @@ class Phase:
     @property
     def compute_seconds(self) -> float:
         return max(0.0, self.forward_seconds - self.read_wait_seconds)
+
+    @property
+    def other_seconds(self) -> float:
+        return max(0.0, self.seconds - self.forward_seconds)
+
+    def since(self, before: Phase) -> Phase:
+        """What was added to an earlier copy of this phase."""
+        names = [entry.name for entry in fields(self)]
+        return Phase(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
     @property
     def hidden_share(self) -> float | None:

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from diskmoe.engine.api import Model
@@ -72,6 +73,7 @@ class Job:
     emit: Callable[[Event], None]
     begins_before: float  # clock: it is over then
     gone: threading.Event = field(default_factory=threading.Event)
+    stats: RunStats | None = None  # of its run, while there is one
 
     def cancel(self) -> None:
         """Nobody wants the answer any more."""
@@ -98,6 +100,18 @@ class Totals:
     decode_seconds: float = 0.0
     prefill_seconds: float = 0.0
     drafts: dict[str, list[int]] = field(default_factory=dict)  # by source: judged, accepted
+
+    def add(self, stats: RunStats) -> None:
+        """A run, as far as it is."""
+        self.prompt_tokens += stats.prompt_tokens
+        self.reused_tokens += stats.reused_tokens
+        self.tokens += stats.tokens
+        self.decode_seconds += stats.decode.seconds
+        self.prefill_seconds += stats.prefill.seconds
+        for name, account in list(stats.drafts.items()):
+            judged = self.drafts.setdefault(name, [0, 0])
+            judged[0] += account.judged
+            judged[1] += account.accepted
 
 
 class Desk:
@@ -147,6 +161,15 @@ class Desk:
         self._jobs.put(job)
         return job
 
+    def so_far(self) -> Totals:
+        """Of the requests that have ended and, as far as they are, of those that run."""
+        with self._lock:
+            found = deepcopy(self.totals)
+            for job in self._open:
+                if job.stats is not None:
+                    found.add(job.stats)
+            return found
+
     def cancel(self) -> None:
         """Ends all that runs or waits, soon."""
         for job in list(self._open):
@@ -189,7 +212,7 @@ class Desk:
             if job.reason is not None:
                 raise _Gone
             run = self._begin(job)
-            stats = run.stats
+            stats = job.stats = run.stats
             thinking = Thinking.of(self.model.text, job.asked.prompt.ids)
             for piece in run:
                 self._emit_parts(job, thinking, run, piece)
@@ -202,12 +225,12 @@ class Desk:
                 stats = stats or RunStats()
             stats.stop_reason = job.reason or "cancelled"
         except (DiskMoeError, BadGrammar) as error:
-            self._count(failed=1)
+            self._count(job, failed=1)
             return Failed(refusal_of(error))
         except Exception as error:  # noqa: BLE001 - a bug of ours ends one request, not the server
-            self._count(failed=1)
+            self._count(job, failed=1)
             return Failed(self.failed(error))
-        self._count(stats, cancelled=int(stats.stop_reason == "cancelled"))
+        self._count(job, stats, cancelled=int(stats.stop_reason == "cancelled"))
         return Ended(stats)
 
     def _begin(self, job: Job) -> Run:
@@ -233,20 +256,14 @@ class Desk:
         for reasoning, text in thinking.parts(piece, run.token_ids):
             job.emit(Piece(text, reasoning and job.asked.chat))
 
-    def _count(self, stats: RunStats | None = None, cancelled: int = 0, failed: int = 0) -> None:
+    def _count(
+        self, job: Job, stats: RunStats | None = None, cancelled: int = 0, failed: int = 0
+    ) -> None:
         with self._lock:
             totals = self.totals
             totals.requests += 1
             totals.cancelled += cancelled
             totals.failed += failed
-            if stats is None:
-                return
-            totals.prompt_tokens += stats.prompt_tokens
-            totals.reused_tokens += stats.reused_tokens
-            totals.tokens += stats.tokens
-            totals.decode_seconds += stats.decode.seconds
-            totals.prefill_seconds += stats.prefill.seconds
-            for name, account in stats.drafts.items():
-                judged = totals.drafts.setdefault(name, [0, 0])
-                judged[0] += account.judged
-                judged[1] += account.accepted
+            job.stats = None
+            if stats is not None:
+                totals.add(stats)
