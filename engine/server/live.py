@@ -45,9 +45,8 @@ PATIENCE_SECONDS = 30.0  # for a watcher that does not read
 class Live:
     """The feed of a desk."""
 
-    def __init__(self, desk: Desk, most_watchers: int = MOST_WATCHERS) -> None:
+    def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._most_watchers = most_watchers
         self._watchers = 0
         self._seen = Seen(desk.model.store, desk.model.config.moe_layers)
         self._earlier: deque[RunStats] = deque(maxlen=64)  # sums since the start, as they were
@@ -55,7 +54,7 @@ class Live:
 
     async def respond(self, request: Request) -> Response:
         """A stream that ends when the client does. Raises Refusal 429 when too many look."""
-        if self._watchers >= self._most_watchers:
+        if self._watchers >= MOST_WATCHERS:
             raise Refusal(
                 429, f"{self._watchers} pages are open on this server already: close one of them"
             )
@@ -66,7 +65,9 @@ class Live:
         """Inside, somebody looks."""
         self._watchers += 1
         if self._watchers == 1:
+            self._kept.clear()
             self._earlier.clear()
+            self._earlier.append(self._so_far())
             self._desk.model.look(self._seen.record)
         try:
             yield

@@ -56,7 +56,9 @@ class Seen:
     def uses(self) -> npt.NDArray[np.uint32]:
         """How many rows chose each expert while somebody looked: (layers, experts)."""
         counts = np.array(self._uses, np.uint64)
-        return np.minimum(counts, _MOST).astype("<u4").reshape(-1, self._store.n_experts)
+        return (
+            np.minimum(counts, _MOST).astype("<u4").reshape(len(self.layers), self._store.n_experts)
+        )
 
     def _bits(self, experts: Sequence[Sequence[int] | Ints]) -> Bits:
         bits = np.zeros((len(self.layers), self._store.n_experts), bool)
