@@ -16,7 +16,10 @@ import numpy as np
 from diskmoe.engine.kernels.attention import ATTEND
 from diskmoe.engine.kernels.attention_chosen import ATTEND_CHOSEN
 from diskmoe.engine.kernels.basic import NORM, rms_norm, rope_tables
-from diskmoe.engine.kernels.delta import DELTA, GATED_NORM, KEEP, MIX, SETTLE
+from diskmoe.engine.kernels.delta import GATED_NORM
+from diskmoe.engine.kernels.delta_keep import KEEP, SETTLE
+from diskmoe.engine.kernels.delta_mix import MIX
+from diskmoe.engine.kernels.delta_rule import DELTA
 from diskmoe.engine.kernels.experts import COMBINE, DOWN, GATE_UP, expert_ffn
 from diskmoe.engine.kernels.gates import OPEN, SPLIT, SWITCH
 from diskmoe.engine.kernels.heads import HEADS
