@@ -41,13 +41,7 @@ from diskmoe.engine.kernels.delta_words import (
     pending_rows,
 )
 from diskmoe.engine.kernels.program import Builder, Phase, Rows, address_of_array, f32_word
-from diskmoe.engine.kernels.simd import (
-    f32_at,
-    load_f32,
-    mul,
-    silu,
-    store_f32,
-)
+from diskmoe.engine.kernels.simd import f32_at, load_f32, mul, silu, store_f32
 
 Floats = npt.NDArray[np.float32]
 

@@ -25,7 +25,9 @@ from diskmoe.engine.kernels.gates import OPEN, SPLIT, SWITCH
 from diskmoe.engine.kernels.heads import HEADS
 from diskmoe.engine.kernels.indexer import CHOOSE, INDEX_HEADS, INDEX_SCORES
 from diskmoe.engine.kernels.latent import FOLD, KEEP_LATENTS, TURN_QUERIES, UNFOLD
-from diskmoe.engine.kernels.matmul import MULTIPLY, PREPARE, Matrix, matmul, take_rows
+from diskmoe.engine.kernels.matmul import matmul, take_rows
+from diskmoe.engine.kernels.matrix import Matrix
+from diskmoe.engine.kernels.multiply import MULTIPLY, PREPARE
 from diskmoe.engine.kernels.products import tile_kernel
 from diskmoe.engine.kernels.program import Phase
 from diskmoe.engine.kernels.route import ROUTE

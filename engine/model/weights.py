@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.engine.kernels.matmul import Matrix
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.embedding import Embedding, ResidentEmbedding, StreamedEmbedding
 from diskmoe.engine.model.families import FAMILIES, Names

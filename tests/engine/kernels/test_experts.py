@@ -7,7 +7,8 @@ import pytest
 from diskmoe.engine.kernels import experts
 from diskmoe.engine.kernels.experts import batch_bytes, combine, expert_ffn
 from diskmoe.engine.kernels.ffn_shape import SILU, Swiglu
-from diskmoe.engine.kernels.matmul import Matrix, matmul
+from diskmoe.engine.kernels.matmul import matmul
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.kernels.paths import HOST, PORTABLE
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.experts.tiles import RecordLayout, pack_record, record_layout, unpack_record

@@ -14,7 +14,8 @@ from diskmoe.engine.kernels.latent import (
     add_keep_latents,
     add_unfold,
 )
-from diskmoe.engine.kernels.matmul import Matrix, add_prepared
+from diskmoe.engine.kernels.matmul import add_prepared
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.kernels.program import Builder, address_of_array, rows_of
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.experts.formats import FORMATS

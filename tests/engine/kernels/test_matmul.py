@@ -4,13 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diskmoe.engine.kernels.matmul import (
-    Matrix,
-    matmul,
-    matmul_scratch_bytes,
-    prepared_room,
-    take_rows,
-)
+from diskmoe.engine.kernels.matmul import matmul, matmul_scratch_bytes, prepared_room, take_rows
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.kernels.paths import HOST, PORTABLE, Path
 from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.workers import Workers
