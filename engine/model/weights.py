@@ -38,8 +38,9 @@ from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.footprint import give_back
 from diskmoe.experts.formats import mtp_format
+from diskmoe.experts.packing import pack
 from diskmoe.experts.rows import rows_on_disk
-from diskmoe.experts.tiles import ALIGNMENT, MatrixLayout, matrix_layout, pack
+from diskmoe.experts.tiles import ALIGNMENT, MatrixLayout, matrix_layout
 
 
 @dataclass(frozen=True)
