@@ -18,7 +18,8 @@ import numpy.typing as npt
 from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.embedding import Embedding, ResidentEmbedding, StreamedEmbedding
-from diskmoe.engine.model.families import FAMILIES, Names
+from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.family import Names
 from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.engine.model.roles import (
     AttentionWeights,
