@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,45 +32,12 @@ from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.together import Answer, Part, Together
 from diskmoe.engine.stats import Phase, snapshot
+from diskmoe.engine.turns import Turns
 from diskmoe.experts.store import StoreCounters
 from diskmoe.mtp.source import Draft
 
 PATIENCE = 0.25  # of the latest shared forward's seconds, that one waits for others to join
 LEAST_PATIENCE = 0.002  # seconds
-
-
-class Turns:
-    """A lock that is given in the order in which it was asked for. The thread that has it may take it
-    again: what is told of a prompt's progress may begin another text."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._line: deque[object] = deque()
-        self._owner: int | None = None  # the thread that has it, and how often it took it
-        self._taken = 0
-
-    def __enter__(self) -> None:
-        me, thread = object(), threading.get_ident()
-        with self._changed:
-            if self._owner == thread:
-                self._taken += 1
-                return
-            self._line.append(me)
-            try:
-                self._changed.wait_for(lambda: self._line[0] is me)
-            except BaseException:  # Ctrl-C: those behind are not to wait for it
-                self._line.remove(me)
-                self._changed.notify_all()
-                raise
-            self._owner, self._taken = thread, 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._taken -= 1
-            if not self._taken:
-                self._owner = None
-                self._line.popleft()
-                self._changed.notify_all()
 
 
 @dataclass(eq=False)
@@ -135,12 +101,12 @@ class Text:
         return self._lanes.forward(self, Part(self.lane.kv, np.asarray(ids), rows))
 
     @contextmanager
-    def alone(self, phase: Phase | None = None, rows: int = 0) -> Iterator[None]:
+    def alone(self, phase: Phase | None = None) -> Iterator[None]:
         """Inside, nobody else computes, and what is read is booked on this text, in a phase: else
-        that of its latest forward. rows: of the forward that this is."""
+        that of its latest forward."""
         with self._lanes.turns:
             self.check()
-            with self._lanes.booked([self], phase or self.phase, rows):
+            with self._lanes.booked([self], phase or self.phase):
                 yield
 
     def accepted(self, rows: int) -> None:
@@ -270,11 +236,12 @@ class Lanes:
                 if self._forwards != here:  # in a lane of its own, but in the same working memory
                     raise BadRequest("another text was computed within the progress of this one")
 
-        with text.alone(self.prefill, len(ids)):
+        with text.alone(self.prefill):
             self._forwards += 1
             here = self._forwards
             logits = self.transformer.forward(ids, "none", told, text.lane.kv)
             self._left_for(text, self.transformer.hidden, ())
+            self.prefill.count(len(ids))
             text.phase, text.since = self.prefill, time.perf_counter()
             self._on_forward()
         return logits
@@ -319,9 +286,9 @@ class Lanes:
             self._joined.notify_all()
 
     @contextmanager
-    def booked(self, texts: Sequence[Text], phase: Phase, rows: int = 0) -> Iterator[None]:
+    def booked(self, texts: Sequence[Text], phase: Phase) -> Iterator[None]:
         """What the hot store is asked for inside is booked on each of these texts, and once on the
-        phase, with its time; rows: see ``Phase.add``."""
+        phase, with its time."""
         model, began = self.transformer, time.perf_counter()
         counters, selections, made = model.counters, model.selections, model.programs_made
         before = snapshot(counters, selections)
@@ -330,7 +297,7 @@ class Lanes:
             yield
         finally:
             now, seconds = model.counters, time.perf_counter() - began
-            phase.add(before, snapshot(now, model.selections), rows, seconds)
+            phase.book(before, snapshot(now, model.selections), seconds)
             asked, chosen = now - counters, model.selections - selections
             for text in texts:
                 text.counters += asked
@@ -368,7 +335,7 @@ class Lanes:
         began, model = time.perf_counter(), self.transformer
         parts = [request.part for request in requests]
         texts = [request.text for request in requests]
-        with self.booked(texts, self.decode, sum(len(np.asarray(part.ids)) for part in parts)):
+        with self.booked(texts, self.decode):
             if len(parts) == 1:
                 logits = model.forward(parts[0].ids, parts[0].rows, None, parts[0].kv)
                 rows = range(len(model.hidden))
@@ -382,8 +349,9 @@ class Lanes:
         self._decoded = now
         for text in texts:
             text.phase, text.since = self.decode, now
-        drafts = sum(len(answer.hidden) for answer in answers) > len(answers)
-        self._useful = set(range(len(answers))) if drafts else None
+        n_rows = sum(len(answer.hidden) for answer in answers)
+        self.decode.count(n_rows)
+        self._useful = set(range(len(answers))) if n_rows > len(answers) else None
         for request, answer in zip(requests, answers, strict=True):
             self._left_for(request.text, answer.hidden, answer.places)
             request.logits = answer.logits

@@ -78,10 +78,17 @@ class Phase:
     seconds: float = 0.0
 
     def add(self, before: Snapshot, after: Snapshot, rows: int, seconds: float) -> None:
-        """Books one forward from the counters before and after it; 0 rows: what was done beside
-        one."""
-        self.forwards += rows > 0
+        """Books one forward from the counters before and after it."""
+        self.count(rows)
+        self.book(before, after, seconds)
+
+    def count(self, rows: int) -> None:
+        """A forward of so many rows."""
+        self.forwards += 1
         self.rows += rows
+
+    def book(self, before: Snapshot, after: Snapshot, seconds: float) -> None:
+        """What was done for a forward, or for a part of one."""
         self.forward_seconds += seconds
         for name, value in after.items():
             setattr(self, name, getattr(self, name) + value - before[name])
