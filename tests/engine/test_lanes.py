@@ -254,7 +254,7 @@ def test_the_phases_of_all_texts_are_what_the_store_was_asked_for(path: Path) ->
     """Prompts, shared forwards and drafting: each once, whoever shares it."""
     with Model.load(path, options(parallel=3)) as model:
         runs = [model.generate(text, limit=12, reuse=False) for text in prompts(3, seed=6)]
-        in_threads([lambda run=run: list(run) and None for run in runs])
+        in_threads([lambda run=run: list(run).clear() for run in runs])
         prefill, decode = model.phases
         for name, value in snapshot(model.transformer.counters, 0).items():
             if name != "selections":
