@@ -18,6 +18,7 @@ from diskmoe.experts.store import ExpertStore
 
 Bits = npt.NDArray[np.bool_]
 _MOST = 2**32 - 1
+_FEW = 64  # experts, of all rows
 
 
 class Seen:
@@ -27,17 +28,23 @@ class Seen:
         self.layers = layers
         self._store = store
         self._places = {layer: place for place, layer in enumerate(layers)}
-        self._uses = array("Q", bytes(8 * len(layers) * store.n_experts))
+        self._uses = array("q", bytes(8 * len(layers) * store.n_experts))
+        # the same memory; for a few experts an element of an array is faster
+        self._table = np.frombuffer(self._uses, np.int64).reshape(len(layers), store.n_experts)
         # by layer: how often rows came, what the latest chose, and which of that had to be read
         self._latest: list[tuple[int, list[int], list[int]]] = [(0, [], []) for _ in layers]
 
     def record(self, layer: int, ids: Ints, phase: int) -> None:
         """See ``Model.look``: ids i32 (rows, top_k)."""
-        place = self._places[layer]
-        chosen: list[int] = ids.ravel().tolist()
-        begin, uses = place * self._store.n_experts, self._uses
-        for expert in chosen:
-            uses[begin + expert] += 1
+        place, n_experts, uses = self._places[layer], self._store.n_experts, self._uses
+        if ids.size > _FEW:
+            counts = np.bincount(ids.ravel(), minlength=n_experts)
+            self._table[place] += counts
+            chosen: list[int] = np.flatnonzero(counts).tolist()
+        else:
+            chosen = ids.ravel().tolist()
+            for expert in chosen:
+                uses[place * n_experts + expert] += 1
         missing = self._store.missing(layer, chosen)
         self._latest[place] = (self._latest[place][0] + 1, chosen, missing)
 

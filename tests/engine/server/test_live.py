@@ -22,7 +22,7 @@ from diskmoe.engine.server.desk import Desk
 from diskmoe.engine.server.live import Live, figures
 from diskmoe.engine.server.seen import Seen
 from diskmoe.engine.stats import Phase, RunStats
-from diskmoe.experts.trace import DECODE
+from diskmoe.experts.trace import DECODE, PROMPT
 
 ASK = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12}
 
@@ -142,6 +142,19 @@ def test_rows_are_counted_and_experts_are_told_once() -> None:
     seen.record(2, np.array([[5, 5]], np.int32), DECODE)
     assert [np.flatnonzero(row).tolist() for row in seen.latest()[2]] == [[5], []]
     assert seen.resident().sum() == 1
+
+
+def test_a_prompts_many_rows_are_counted_as_a_few_are() -> None:
+    store: Any = Store()
+    ids = np.random.default_rng(2).integers(0, 6, (40, 3)).astype(np.int32)
+    at_once, one_by_one = Seen(store, [2, 7]), Seen(store, [2, 7])
+    at_once.record(7, ids, PROMPT)
+    for row in ids:
+        one_by_one.record(7, row[None], PROMPT)
+    assert at_once.uses().tolist() == one_by_one.uses().tolist()
+    assert at_once.uses().sum() == ids.size
+    _, hits, misses = at_once.latest()
+    assert (hits | misses)[1].all() and hits[1].tolist() == [expert == 1 for expert in range(6)]
 
 
 def test_an_answer_is_the_same_whether_somebody_looks_or_not(client: httpx.Client) -> None:
