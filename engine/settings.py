@@ -1,6 +1,6 @@
 """Every setting, once: environment name, flag, type, default, help.
 
-The command line, the README's table, the settings line of a run and the JSON report are all made
+The command line, docs/settings.md, the settings line of a run and the JSON report are all made
 from ``SETTINGS``; nothing else knows a default. A value comes from, in falling order: the flag (or
 positional argument), ``DISKMOE_<NAME>``, ``<NAME>``, the default.
 
@@ -407,17 +407,3 @@ def did_you_mean(word: str, known: list[str] | tuple[str, ...], cutoff: float = 
     """``"; did you mean X?"`` when a known word is near, else an empty string."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""
-
-
-def settings_table() -> str:
-    """The README's table: one Markdown row per setting."""
-    rows = ["| setting | flag | default | meaning |", "|---|---|---|---|"]
-    for setting in SETTINGS:
-        default = "auto" if setting.default is None else str(setting.default)
-        default = {"False": "0", "True": "1"}.get(default, default)
-        kind = f" {setting.kind}" if setting.kind else ""
-        flag = f"`{setting.flag}{kind}`".replace("|", "\\|")
-        text = setting.help.replace("|", "\\|")
-        name = setting.name if setting.bare else PREFIX + setting.name
-        rows.append(f"| `{name}` | {flag} | {default} | {text} |")
-    return "\n".join(rows)
