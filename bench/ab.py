@@ -19,7 +19,7 @@ from diskmoe.bench.words import Words, understood
 from diskmoe.engine.arguments import split_words
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.places import as_path, state_dir
-from diskmoe.engine.settings import Value
+from diskmoe.engine.setting_sources import Value
 
 Say = Callable[[str], None]
 

@@ -17,7 +17,7 @@ import numpy as np
 from diskmoe.bench.words import Words, understood
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.places import as_path
-from diskmoe.engine.settings import Value
+from diskmoe.engine.setting_sources import Value
 
 if TYPE_CHECKING:
     from diskmoe.bench.trace import Trace

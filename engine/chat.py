@@ -28,7 +28,8 @@ from diskmoe.engine.run import (
     stop_strings,
     usage_folder,
 )
-from diskmoe.engine.settings import Value, did_you_mean
+from diskmoe.engine.setting_sources import Value
+from diskmoe.engine.setting_values import did_you_mean
 from diskmoe.engine.stats import RunStats
 from diskmoe.experts.budget import shown_bytes
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.heads import KV_KIND
-from diskmoe.engine.setting_values import CONSTRAIN_WORDS
-from diskmoe.engine.settings import did_you_mean
+from diskmoe.engine.setting_values import CONSTRAIN_WORDS, did_you_mean
 from diskmoe.experts.policy import POLICIES
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
 from diskmoe.mtp.draft_model import DEFAULT_P_MIN

@@ -14,7 +14,8 @@ from typing import Any
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.places import as_path, demo_dir, state_dir
 from diskmoe.engine.report import report_json, report_lines, settings_lines, shown
-from diskmoe.engine.settings import SETTINGS, Value
+from diskmoe.engine.setting_sources import Value
+from diskmoe.engine.settings import SETTINGS
 
 Say = Callable[[str], None]
 GUESSES = 16  # most drafts of a forward where neither a grammar nor DRAFT says it

@@ -19,7 +19,7 @@ from diskmoe.engine.run import model_path, options_from, usage_folder
 from diskmoe.engine.server.app import LOOPBACK, Rules, Server
 from diskmoe.engine.server.desk import Desk
 from diskmoe.engine.server.languages import Languages
-from diskmoe.engine.settings import Value
+from diskmoe.engine.setting_sources import Value
 
 Say = Callable[[str], None]
 
