@@ -1,6 +1,6 @@
 """docs/settings.md, made from the table of settings."""
 
-from diskmoe.engine.cli import GROUPS
+from diskmoe.engine.help import GROUPS, shown_default
 from diskmoe.engine.settings import PREFIX, SETTINGS, Setting
 
 HEAD = """\
@@ -31,14 +31,8 @@ def settings_page() -> str:
 def _row(setting: Setting) -> str:
     name = f"`{setting.name if setting.bare else PREFIX + setting.name}`"
     flag = f"`{setting.flag} {setting.kind}`" if setting.kind else f"`{setting.flag}`"
-    cells = [name, flag, _default(setting), _values(setting), setting.help]
+    cells = [name, flag, shown_default(setting), _values(setting), setting.help]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _default(setting: Setting) -> str:
-    if setting.default is None:
-        return "auto"
-    return str(int(setting.default) if isinstance(setting.default, bool) else setting.default)
 
 
 def _values(setting: Setting) -> str:
