@@ -107,7 +107,7 @@ class Model:
 
     @classmethod
     def finish(cls, prepared: Prepared, say: Say = silent) -> Model:
-        """Plans and loads a prepared model.
+        """Plans and loads a prepared model; say: gets the lines of the plan.
 
         Raises:
             OutOfBudget, BadModel: one line each.
@@ -169,11 +169,13 @@ class Model:
 
         Args:
             prompt: what ``TextSide.encode_prompt`` made, or text for it, or token ids.
+            sampling: how to choose tokens; None: the likeliest.
             limit: most tokens.
             stop: strings that end the text and are not part of it.
             ignore_eos: go on after the model's stop tokens.
-            grammar: what the text probably follows, as made by ``grammar_draft.library.load`` or the
-                file for it. It makes drafts and so changes speed, never the text.
+            on_prefill: called with (rows done, rows) while the prompt is read.
+            grammar: what the text probably follows, as made by ``grammar_draft.languages``, or the
+                file for it. By itself it makes drafts and so changes speed, never the text.
             constrain: whether the text must follow it: ``Options.constrain`` for this run, or True
                 for "1" and False for "0". A text that ends by itself is then a whole document, one
                 that meets `limit` the beginning of one.

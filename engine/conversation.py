@@ -56,7 +56,7 @@ class Turn:
         self._ended()
 
     def stop(self, reason: str) -> Iterator[tuple[bool, str]]:
-        """Ends it early; what was held back comes."""
+        """Ends it early, for a reason that its stats then say; iterate for what was held back."""
         self.run.stop(reason)
         yield from self._thinking.parts(self.run.rest(), self.run.token_ids)
         self._ended()
@@ -97,7 +97,11 @@ class Turn:
 
 
 class Conversation:
-    """Messages, and the model that answers them. messages: from the first question on."""
+    """Messages, and the model that answers them; made by ``Model.chat``.
+
+    system: the system message, None where there is none; may be set. messages: questions and answers
+    in turn, from the first question on.
+    """
 
     def __init__(
         self,
@@ -123,7 +127,11 @@ class Conversation:
 
     def ask(self, text: str, **how: Any) -> Turn:
         """The answer to a question. Both are part of the conversation when all of it has come, or it
-        was stopped. how: as for ``Model.generate``, for this answer.
+        was stopped.
+
+        Args:
+            text: the question.
+            how: as for ``Model.generate``, for this answer alone.
 
         Raises:
             BadRequest: the conversation is longer than the context, or the template refuses it.
@@ -145,7 +153,8 @@ class Conversation:
         return self.messages.pop()["content"]
 
     def load(self, messages: Sequence[dict[str, str]]) -> None:
-        """Goes on from these. BadRequest when they are no conversation."""
+        """Goes on from these messages, the first of which may be the system's. BadRequest when they
+        are no conversation."""
         expected = 0
         for number, message in enumerate(messages):
             role = message.get("role")

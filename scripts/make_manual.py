@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that are made from the source: docs/settings.md.
+"""Writes the pages of docs/ that are made from the source: docs/settings.md, docs/api.md.
 
 python scripts/make_manual.py            # --check: exit code 1 and a line for each that is stale
 """
@@ -7,10 +7,14 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from manual_api import api_page
 from manual_settings import settings_page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES: Mapping[str, Callable[[], str]] = {"settings.md": settings_page}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "settings.md": settings_page,
+    "api.md": api_page,
+}
 
 
 def main(words: list[str]) -> int:
