@@ -108,7 +108,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     warm = line.whole("--warm", 0, 1_000_000, 0)
 
     from diskmoe.engine.api import Model, prepare  # these import Numba
-    from diskmoe.engine.run import options_from
+    from diskmoe.engine.opening import options_from
 
     context = _context(line, tokens, prompt)
     try:

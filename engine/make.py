@@ -11,8 +11,8 @@ from diskmoe.engine.arguments import split_words
 from diskmoe.engine.commands import COMMANDS as ABOUT
 from diskmoe.engine.commands import FORMATS
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.opening import model_path
 from diskmoe.engine.places import FORMS, as_path, demo_dir
-from diskmoe.engine.run import model_path
 from diskmoe.engine.setting_sources import Value, resolve
 from diskmoe.engine.setting_values import did_you_mean
 
