@@ -11,7 +11,7 @@ HEAD = """\
 Every setting is a flag and an environment variable. A flag wins over `DISKMOE_<NAME>`, that over `<NAME>`,
 that over the default. Of a name that begins with `DISKMOE_` below the short form is not read: it belongs to
 other programs too. `TEMP`, `DEBUG`, `JSON` and `PROMPT` mean something else on some systems: a `TEMP` that is no number is
-ignored, with a note. A flag may be written `--name VALUE` or `--name=VALUE`; a switch without a value is on.
+ignored, with a note. A flag may be written `--ngen 64` or `--ngen=64`; a switch without a value is on.
 `auto`: decided from the model or the machine, and said when a run starts.
 
 A value out of its range is refused (exit code 2), and so is a `DISKMOE_` variable that there is not.

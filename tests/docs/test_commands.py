@@ -17,7 +17,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in pages()]
 # upper case words that are no settings of ours
 OTHERS = {
     "MODEL", "SRC", "OUT", "DIR", "FILE", "TEXT", "PATH", "SUMS", "N", "S", "KEY", "RAM", "DISK",
-    "NUMBA_CACHE_DIR", "LOCALAPPDATA", "BOS", "LOG", "AVX", "VNNI", "TRACE",
+    "NUMBA_CACHE_DIR", "DISKMOE_", "LOCALAPPDATA", "BOS", "LOG", "AVX", "VNNI", "TRACE",
 }  # fmt: skip
 OTHERS_FLAGS = {
     "--ioengine",
