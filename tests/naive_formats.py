@@ -4,6 +4,8 @@ import numpy as np
 
 from diskmoe.experts.formats import Quantised, dequantise, round_to_bf16, widen_bf16
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
 
 def grouped(weights: np.ndarray, group: int = 32) -> np.ndarray:
     rows, cols = weights.shape

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_formats import NAIVE
+from naive_formats import E2M1, NAIVE
 
 from diskmoe.experts import quantise as quantise_kernels
 from diskmoe.experts.formats import (
@@ -27,9 +27,6 @@ from diskmoe.experts.formats import (
 
 def draw(rows: int, cols: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
-
-
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
 def assert_same(found: Quantised, expected: Quantised) -> None:

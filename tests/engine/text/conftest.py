@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_templates import load_from
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 LINES = [
@@ -101,3 +102,11 @@ def make_directory(tmp_path: Path, toys: dict[str, dict[str, Any]]) -> MakeDirec
         return tmp_path
 
     return make
+
+
+@pytest.fixture
+def load(make_directory):
+    """load(text) -> ChatTemplate of that text."""
+    return lambda text, **config: load_from(
+        make_directory(None, template=text, config=config or None)
+    )
