@@ -106,6 +106,7 @@ class Phase:
 
     @property
     def other_seconds(self) -> float:
+        """Wall time between forwards."""
         return max(0.0, self.seconds - self.forward_seconds)
 
     def since(self, before: Phase) -> Phase:

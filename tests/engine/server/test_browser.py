@@ -104,6 +104,19 @@ def test_an_answer_streams_and_the_map_follows(browser: Any, address: str) -> No
         watched.until("$('#requests').textContent === 'idle'")
 
 
+def test_nothing_flashes_for_those_who_asked_for_less_motion(browser: Any, address: str) -> None:
+    for motion, flashes in (("reduce", False), ("no-preference", True)):
+        with opened(browser, address, reduced_motion=motion) as watched:
+            watched.until("map.resident")
+            watched.page.evaluate(
+                "() => { window.flashed = false; const one = cells; cells = () => "
+                "{ flashed ||= map.fresh.some(Boolean); one(); } }"
+            )
+            watched.answer("Hello")
+            watched.until("map.turns.every(Boolean)")
+            assert watched.page.evaluate("flashed") is flashes
+
+
 def test_markup_of_a_model_stays_text(browser: Any, address: str) -> None:
     hostile = (
         "<img src=x onerror=alert(1)><script>alert(2)</script>**<b>bold</b>** [a](javascript:x)"
@@ -112,7 +125,10 @@ def test_markup_of_a_model_stays_text(browser: Any, address: str) -> None:
         {"choices": [{"delta": {"reasoning_content": "<i>hm</i>"}, "finish_reason": None}]},
         {
             "choices": [
-                {"delta": {"content": hostile + "\n\n```\n<hr>\n```"}, "finish_reason": "stop"}
+                {
+                    "delta": {"content": hostile + "\n\n1. one\n   - a\n2. two\n\n```\n<hr>\n```"},
+                    "finish_reason": "stop",
+                }
             ]
         },
     ]
@@ -129,6 +145,8 @@ def test_markup_of_a_model_stays_text(browser: Any, address: str) -> None:
         assert page.inner_text(".words pre") == "<hr>"
         assert page.locator(".turn :is(img, script, b, i, u, hr, a, iframe)").count() == 0
         assert page.locator(".words strong").count() == 1
+        assert page.evaluate("all('.words li').map((item) => item.value)") == [1, 0, 2]
+        assert page.locator(".words .dot").count() == 1
         assert page.inner_text(".thoughts summary") == "Thinking"
 
 
