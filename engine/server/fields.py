@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diskmoe.engine.server.refusals import Refusal
-from diskmoe.engine.settings import did_you_mean
+from diskmoe.engine.setting_values import did_you_mean
 
 MOST_PARTS = 300_000  # of a body's JSON: each takes memory, however short it is
 _PARTS = (b",", b"[", b"{")
