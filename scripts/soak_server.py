@@ -1,6 +1,6 @@
 """Does `diskmoe serve` stay right and whole under clients that do everything wrong?
 
-    python scripts/soak_server.py [--minutes 30] [--clients 8] [--model DIR] [--ram-gb 0.4] [--cap 3]
+    python scripts/soak_server.py [--minutes 30] [--clients 8] [--model DIR] [--ram-gb 0.45] [--cap 3]
 
 Starts the server with little memory, so that experts stream, and writes down what it answers to one
 client. Then all clients at once mix the same questions with streams, conversations, aborts at any
@@ -192,7 +192,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--model", help="a model's directory; else the demo model")
-    parser.add_argument("--ram-gb", default="0.4")
+    parser.add_argument("--ram-gb", default="0.45")
     parser.add_argument("--cap", default="3", help="experts of a layer in memory")
     parser.add_argument("--ctx", default="1024")
     parser.add_argument("--seed", type=int, default=1)
