@@ -267,7 +267,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     ("data", "status"),
     [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\r\n" * 3, 400),  # TLS
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 404),
+        (b"PRI * HTTP/2.0\r\nHost: 127.0.0.1\r\n\r\n", 404),
         (b"GET / HTTP/9.9\r\nHost: 127.0.0.1\r\n\r\n", 404),
         (b"nonsense\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
