@@ -188,7 +188,7 @@ def verdicts(soak: Soak, budget: int) -> list[tuple[str, str, bool]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--model", help="a model's directory; else the demo model")
