@@ -20,20 +20,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.engine.books import Booked, Books
 from diskmoe.engine.decode import Drafts
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.forks import Home
 from diskmoe.engine.model.forward import Transformer, Wanted
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.together import Answer, Part, Together
-from diskmoe.engine.stats import Phase, snapshot
+from diskmoe.engine.stats import Phase
 from diskmoe.engine.turns import Turns
-from diskmoe.experts.store import StoreCounters
 from diskmoe.mtp.source import Draft
 
 PATIENCE = 0.25  # of the latest shared forward's seconds, that one waits for others to join
@@ -59,24 +61,16 @@ class _Batch:
     error: BaseException | None = None
 
 
-class Text:
-    """A text in its lane: what ``decode`` asks of a model.
-
-    counters: what the forwards that it took part in, and its own drafting, asked of the hot store;
-    of a forward that texts share, each counts the whole.
-    """
+class Text(Booked):
+    """A text in its lane: what ``decode`` asks of a model."""
 
     def __init__(self, lanes: Lanes, lane: Lane) -> None:
+        super().__init__(lanes.books)
         self.lane = lane
         self.number = lanes.lanes.index(lane)  # of the lane
-        self.counters = StoreCounters()
-        self.selections = 0
-        self.programs_made = 0  # and forwards beside others: neither tells what the next will cost
         self.row_misses: Sequence[int] = ()
         self.hidden: Floats = np.zeros((0, 0), np.float32)  # (n, hidden) of its latest rows
         self.places: Sequence[int] = ()  # of these among those of the forward
-        self.phase = lanes.prefill  # of its latest forward, which ended
-        self.since = time.perf_counter()  # then
         self._lanes = lanes
 
     @property
@@ -86,11 +80,6 @@ class Text:
     @property
     def vocab_size(self) -> int:
         return self._lanes.transformer.vocab_size
-
-    @property
-    def decode(self) -> Phase:
-        """Of its forwards behind the prompt, and those of others."""
-        return self._lanes.decode
 
     def forward(
         self, ids: npt.ArrayLike, rows: Wanted, on_layer: Callable[[int, int], None] | None = None
@@ -106,7 +95,7 @@ class Text:
         that of its latest forward."""
         with self._lanes.turns:
             self.check()
-            with self._lanes.booked([self], phase or self.phase):
+            with self.books.booked([self], phase or self.phase, self._lanes.crowded):
                 yield
 
     def accepted(self, rows: int) -> None:
@@ -114,12 +103,15 @@ class Text:
         self._lanes.accepted(self.places[:rows])
 
     def check(self) -> None:
-        """BadRequest when its run has ended."""
+        """BadRequest when its run has ended, or in a fork of its process."""
+        self._lanes.home.check()
         if self.lane.text is not self:
             raise BadRequest("this run was ended by a newer one, or the model was closed")
 
     def end(self) -> None:
         """The lane is free; what its cache holds may serve the next text."""
+        if not self._lanes.home.is_here:
+            return
         if self.lane.text is self:
             self.lane.text = None
         self._lanes.expect_no_more(self)
@@ -152,9 +144,18 @@ class Lane:
     def __init__(self, kv: KvCache, head: MtpLayer | None) -> None:
         self.kv = kv
         self.head = head
-        self.text: Text | None = None
         self.changing = threading.Lock()  # whose lane it is, and where its cache ends
         self.begun = 0  # the number of its latest text
+        self._text: ReferenceType[Text] | None = None
+
+    @property
+    def text(self) -> Text | None:
+        """Whose it is. A text that nobody has any more, as its run was never begun, has no lane."""
+        return None if self._text is None else self._text()
+
+    @text.setter
+    def text(self, text: Text | None) -> None:
+        self._text = None if text is None else ref(text)
 
 
 class Lanes:
@@ -172,8 +173,8 @@ class Lanes:
         forward, when nobody computes. on_accepted: told which rows of a forward with drafts were of
         use, before the next one."""
         self.transformer = transformer
-        # of all texts, since the start: a forward that texts share counts once
-        self.prefill, self.decode = Phase(), Phase()
+        self.books = Books(transformer)
+        self.home = Home()
         self.turns = Turns()
         self.lanes = [Lane(kv, head) for kv, head in zip(caches, heads, strict=True)]
         self._on_forward = on_forward
@@ -185,7 +186,6 @@ class Lanes:
         self._open: _Batch | None = None
         self._expected: set[Text] = set()  # texts that will probably ask for the next forward
         self._seconds = 0.0  # of the latest forward
-        self._decoded = 0.0  # when the latest one that was no prompt's ended
         self._useful: set[int] | None = None  # rows of the latest forward with drafts, as known
 
     def begin(self, ids: Sequence[int], reuse: bool = True) -> tuple[Text, int]:
@@ -202,19 +202,21 @@ class Lanes:
                 key=lambda lane: (bool(free and reuse) and lane.kv.reusable(ids), -lane.begun),
             )
             with lane.changing:
-                if lane.text is not None:
-                    lane.text.end()
+                latest = lane.text
+                if latest is not None:
+                    latest.end()
                 self._begun += 1
                 lane.begun = self._begun
-                lane.text = Text(self, lane)
-                return lane.text, lane.kv.reusable(ids) if reuse else 0
+                text = Text(self, lane)
+                lane.text = text
+                return text, lane.kv.reusable(ids) if reuse else 0
 
     def close(self) -> None:
         """No text goes on."""
         with self.turns:
-            for lane in self.lanes:
-                if lane.text is not None:
-                    lane.text.end()
+            for text in [lane.text for lane in self.lanes]:
+                if text is not None:
+                    text.end()
 
     def forget(self) -> None:
         """Texts to come go on from nothing that earlier ones have left."""
@@ -236,13 +238,12 @@ class Lanes:
                 if self._forwards != here:  # in a lane of its own, but in the same working memory
                     raise BadRequest("another text was computed within the progress of this one")
 
-        with text.alone(self.prefill):
+        with text.alone(self.books.prefill):
             self._forwards += 1
             here = self._forwards
             logits = self.transformer.forward(ids, "none", told, text.lane.kv)
             self._left_for(text, self.transformer.hidden, ())
-            self.prefill.count(len(ids))
-            text.phase, text.since = self.prefill, time.perf_counter()
+            self.books.ended([text], self.books.prefill, len(ids))
             self._on_forward()
         return logits
 
@@ -285,24 +286,10 @@ class Lanes:
             self._expected.discard(text)
             self._joined.notify_all()
 
-    @contextmanager
-    def booked(self, texts: Sequence[Text], phase: Phase) -> Iterator[None]:
-        """What the hot store is asked for inside is booked on each of these texts, and once on the
-        phase, with its time."""
-        model, began = self.transformer, time.perf_counter()
-        counters, selections, made = model.counters, model.selections, model.programs_made
-        before = snapshot(counters, selections)
-        crowded = sum(lane.text is not None for lane in self.lanes) > 1
-        try:
-            yield
-        finally:
-            now, seconds = model.counters, time.perf_counter() - began
-            phase.book(before, snapshot(now, model.selections), seconds)
-            asked, chosen = now - counters, model.selections - selections
-            for text in texts:
-                text.counters += asked
-                text.selections += chosen
-                text.programs_made += model.programs_made - made + crowded
+    @property
+    def crowded(self) -> bool:
+        """Whether there are several texts."""
+        return sum(lane.text is not None for lane in self.lanes) > 1
 
     def _lead(self, batch: _Batch) -> None:
         """Waits for others, then computes for all. Errors are the batch's."""
@@ -335,22 +322,16 @@ class Lanes:
         began, model = time.perf_counter(), self.transformer
         parts = [request.part for request in requests]
         texts = [request.text for request in requests]
-        with self.booked(texts, self.decode):
+        with self.books.booked(texts, self.books.decode, self.crowded):
             if len(parts) == 1:
                 logits = model.forward(parts[0].ids, parts[0].rows, None, parts[0].kv)
                 rows = range(len(model.hidden))
                 answers = [Answer(logits, model.hidden, rows)]
             else:
                 answers = self._together.forward(parts)
-        now = time.perf_counter()
-        self._seconds = now - began
-        # between two forwards of a text it is decoded too: choosing a token takes its time
-        self.decode.seconds += now - max(self._decoded, min(text.since for text in texts))
-        self._decoded = now
-        for text in texts:
-            text.phase, text.since = self.decode, now
+        self._seconds = time.perf_counter() - began
         n_rows = sum(len(answer.hidden) for answer in answers)
-        self.decode.count(n_rows)
+        self.books.ended(texts, self.books.decode, n_rows)
         self._useful = set(range(len(answers))) if n_rows > len(answers) else None
         for request, answer in zip(requests, answers, strict=True):
             self._left_for(request.text, answer.hidden, answer.places)
@@ -380,7 +361,7 @@ class DraftsInTurn:
         self._text = text
 
     def propose(self, room: int) -> list[Draft]:
-        with self._text.alone(self._text.decode):
+        with self._text.alone(self._text.books.decode):
             return self._drafts.propose(room)
 
 

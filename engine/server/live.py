@@ -15,19 +15,18 @@ import asyncio
 import time
 from base64 import b64encode
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import Response
 
 from diskmoe.engine.replies import usage
 from diskmoe.engine.server.desk import Desk
 from diskmoe.engine.server.events import comment, event
+from diskmoe.engine.server.leaving import Stream
 from diskmoe.engine.server.refusals import Refusal
 from diskmoe.engine.server.seen import Bits, Seen
 from diskmoe.engine.stats import RunStats
@@ -39,7 +38,6 @@ USES_PERIOD = 2.0  # seconds between two looks at how often experts were chosen:
 ALIVE_SECONDS = 5.0  # between two signs of life while nothing changes
 RECENT_SECONDS = 5.0  # of decoding: the latest figures are over these
 MOST_WATCHERS = 16
-PATIENCE_SECONDS = 30.0  # for a watcher that does not read
 
 
 class Live:
@@ -58,25 +56,25 @@ class Live:
             raise Refusal(
                 429, f"{self._watchers} pages are open on this server already: close one of them"
             )
-        return _Watched(self)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        self._enter()
+        return Stream(self._events(), self._leave)
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Inside, somebody looks."""
+    def _enter(self) -> None:
         self._watchers += 1
         if self._watchers == 1:
             self._kept.clear()
             self._earlier.clear()
             self._earlier.append(self._so_far())
             self._desk.model.look(self._seen.record)
-        try:
-            yield
-        finally:
-            self._watchers -= 1
-            if not self._watchers:
-                self._desk.model.look(None)
 
-    async def events(self) -> AsyncIterator[bytes]:
+    def _leave(self) -> None:
+        self._watchers -= 1
+        if not self._watchers:
+            self._desk.model.look(None)
+
+    async def _events(self) -> AsyncIterator[bytes]:
         """What a watcher gets: the model once, then what has changed."""
         yield event({"model": self._about()})
         sent: dict[str, bytes] = {}
@@ -152,22 +150,6 @@ class Live:
         while len(earlier) > 2 and earlier[1].decode.seconds <= begin:
             earlier.popleft()
         return _between(earlier[0], total)
-
-
-class _Watched(StreamingResponse):
-    """A response that counts as a watcher for as long as it lasts."""
-
-    def __init__(self, live: Live) -> None:
-        head = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(live.events(), media_type="text/event-stream", headers=head)
-        self._live = live
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def soon(message: Message) -> None:
-            await asyncio.wait_for(send(message), PATIENCE_SECONDS)
-
-        with self._live.watching(), suppress(asyncio.TimeoutError):
-            await super().__call__(scope, receive, soon)
 
 
 def figures(stats: RunStats) -> dict[str, Any]:

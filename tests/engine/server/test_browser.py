@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from tiny_server import listen
 
-from diskmoe.engine.server.app import Rules, Server
+from diskmoe.engine.server.app import Server
 from diskmoe.engine.server.desk import Desk
+from diskmoe.engine.server.rules import Rules
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="pip install playwright: it drives the browser"

@@ -1,6 +1,5 @@
 """The feed of the page: its figures are those of reports, and watching changes nothing."""
 
-import asyncio
 import json
 import socket
 import threading
@@ -17,9 +16,10 @@ import pytest
 from tiny_server import CONTEXT, listen, write_model
 
 from diskmoe.engine.api import Model, Options
-from diskmoe.engine.server.app import Rules, Server
+from diskmoe.engine.server.app import Server
 from diskmoe.engine.server.desk import Desk
-from diskmoe.engine.server.live import Live, figures
+from diskmoe.engine.server.live import figures
+from diskmoe.engine.server.rules import Rules
 from diskmoe.engine.server.seen import Seen
 from diskmoe.engine.stats import Phase, RunStats
 from diskmoe.experts.trace import DECODE, PROMPT
@@ -211,33 +211,6 @@ def test_a_watcher_that_does_not_read_holds_up_nobody(client: httpx.Client, addr
             until(events, "now", lambda now: not now["running"])
 
 
-def test_a_watcher_that_never_reads_is_let_go(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diskmoe.engine.server.live.PATIENCE_SECONDS", 0.05)
-    live = Live(desk)
-    told: list[bool] = []
-
-    def look(record: Any) -> None:
-        if threading.current_thread() is threading.main_thread():  # the others are the server's
-            told.append(record is not None)
-
-    monkeypatch.setattr(desk.model, "look", look)
-
-    async def stuck(message: Any) -> None:
-        await asyncio.sleep(60)
-
-    async def receive() -> Any:
-        await asyncio.sleep(60)
-
-    async def run() -> None:
-        scope: Any = {"type": "http", "method": "GET", "headers": [], "path": "/live"}
-        request: Any = None
-        response = await live.respond(request)
-        await asyncio.wait_for(response(scope, receive, stuck), 10)
-
-    asyncio.run(run())
-    assert told == [True, False]
-
-
 def test_the_feed_asks_for_the_key_and_the_name(desk: Desk, client: httpx.Client) -> None:
     assert client.get("/live", headers={"host": "evil.example"}).status_code == 403
     uvicorn, address, thread = listen(Server(desk, Rules(api_key="secret")).app)
@@ -250,6 +223,13 @@ def test_the_feed_asks_for_the_key_and_the_name(desk: Desk, client: httpx.Client
     finally:
         uvicorn.should_exit = True
         thread.join(10)
+
+
+def test_who_asks_for_the_head_of_the_feed_gets_no_stream(client: httpx.Client) -> None:
+    reply = client.head("/live")
+    assert reply.status_code == 200 and reply.headers["content-type"].startswith(
+        "text/event-stream"
+    )
 
 
 def test_a_model_without_experts_has_a_feed_too(tmp_path: Path) -> None:

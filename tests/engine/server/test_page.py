@@ -9,9 +9,10 @@ import httpx
 import pytest
 from tiny_server import listen
 
-from diskmoe.engine.server.app import Rules, Server
+from diskmoe.engine.server.app import Server
 from diskmoe.engine.server.desk import Desk
 from diskmoe.engine.server.page import policy
+from diskmoe.engine.server.rules import Rules
 
 
 def test_the_page_is_sent_with_a_policy_that_names_its_parts(client: httpx.Client) -> None:
