@@ -19,13 +19,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.grammar_draft.loops import find_loops, tails
+from diskmoe.grammar_draft.loops import REFUSED, find_loops, tails
 
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
 
-REFUSED = -1
 GO, RETURN, SWITCH, ACCEPT = range(4)
 END_OF_TEXT = 1 << 256  # as a set of bytes
 
@@ -73,6 +72,10 @@ class Table:
     #             of a chain of states that have these loops as well
     room: I32  # (states,): how often; FOREVER where it stays
     whole: U8  # (states,): 1 where every other character leads to the same state
+    leaves: U64  # (states, 2): the other ASCII bytes that a state, or one of its chain, can read
+    ascii_only: (
+        U8  # (states,): 1 where neither it nor one of its chain can read bytes that are not ASCII
+    )
     only: I32  # (states,): the byte that must come next whatever lies below and leads to a state, or -1
     start: int
 
@@ -91,12 +94,13 @@ def completed(
     classes: U8, act: I32, kind: U8, number: I32, at: I32, listed: I32, found: I32, start: int
 ) -> Table:
     """The table of these arrays, with what follows from them."""
-    loops = np.zeros((len(act), 2), np.uint64)
+    loops, leaves = np.zeros((2, len(act), 2), np.uint64)
     room = np.zeros(len(act), np.int32)
-    whole = np.zeros(len(act), np.uint8)
-    find_loops(act, classes, tails(classes), loops, room, whole)
+    whole, ascii_only = np.zeros((2, len(act)), np.uint8)
+    find_loops(act, classes, tails(classes), loops, room, whole, leaves, ascii_only)
     only = only_bytes(act, classes)
-    return Table(classes, act, kind, number, at, listed, found, loops, room, whole, only, start)
+    chains = (loops, room, whole, leaves, ascii_only)
+    return Table(classes, act, kind, number, at, listed, found, *chains, only, start)
 
 
 def only_bytes(act: I32, classes: U8) -> I32:
