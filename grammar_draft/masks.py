@@ -14,7 +14,8 @@ import numpy as np
 
 from diskmoe.compiled.functions import inner, kernel
 from diskmoe.grammar_draft.alike import FIRSTS, OTHERS_FIRST, add_alike
-from diskmoe.grammar_draft.table import GO, I32, REFUSED, RETURN, SWITCH, Table
+from diskmoe.grammar_draft.loops import REFUSED
+from diskmoe.grammar_draft.table import GO, I32, RETURN, SWITCH, Table
 from diskmoe.grammar_draft.token_sets import SPACE
 from diskmoe.grammar_draft.trie import OTHERS, SOUND, WHOLE, Trie, Words
 

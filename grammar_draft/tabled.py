@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from diskmoe.grammar_draft.loops import REFUSED
 from diskmoe.grammar_draft.masks import Masks
-from diskmoe.grammar_draft.table import ACCEPT, GO, REFUSED, RETURN, SWITCH, Table
+from diskmoe.grammar_draft.table import ACCEPT, GO, RETURN, SWITCH, Table
 from diskmoe.grammar_draft.trie import Words
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
