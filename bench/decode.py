@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diskmoe.bench.words import Words, understood
+from diskmoe.bench.words import OF_A_RUN, Words, understood
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.places import as_path
-from diskmoe.engine.settings import Value
+from diskmoe.engine.setting_sources import Value
 
 if TYPE_CHECKING:
     from diskmoe.bench.trace import Trace
@@ -45,25 +45,7 @@ Settings of a run that apply: --threads, --cap, --ram-gb, --ctx, --io-threads, -
 --disk-bps, --verify, --prefill-chunk, --expert-bits, --dense-bits (see diskmoe --help).
 """
 FLAGS = {"--tokens": True, "--prompt": True, "--warm": True, "--routing": True}
-SETTINGS = (
-    "MODEL",
-    "THREADS",
-    "CAP",
-    "RAM_GB",
-    "CTX",
-    "KV",
-    "IO_THREADS",
-    "DIRECT",
-    "DISK_BPS",
-    "VERIFY",
-    "PREFILL_CHUNK",
-    "PREFETCH",
-    "EXPERT_BITS",
-    "DENSE_BITS",
-    "JSON",
-    "DEBUG",
-    "VERBOSE",
-)
+SETTINGS = (*OF_A_RUN, "MODEL", "VERIFY", "PREFETCH")
 WARM_TOKENS = 4096  # at most; a popular routing may never ask for some experts
 LEAST_CONTEXT = 256
 LEAST_PROMPT = 64  # memory for so many rows at a time, for the warm-up
@@ -108,7 +90,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     warm = line.whole("--warm", 0, 1_000_000, 0)
 
     from diskmoe.engine.api import Model, prepare  # these import Numba
-    from diskmoe.engine.run import options_from
+    from diskmoe.engine.opening import options_from
 
     context = _context(line, tokens, prompt)
     try:

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 
 from diskmoe.engine.arguments import split_words
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.settings import Value, did_you_mean, resolve
+from diskmoe.engine.setting_sources import Value, resolve
+from diskmoe.engine.setting_values import did_you_mean
 
 Say = Callable[[str], None]
+
+# settings that commands heed which run a model as it would be run
+OF_A_RUN = (
+    *("THREADS", "CAP", "RAM_GB", "CTX", "KV", "IO_THREADS", "DIRECT", "DISK_BPS"),
+    *("PREFILL_CHUNK", "EXPERT_BITS", "DENSE_BITS", "JSON", "DEBUG", "VERBOSE"),
+)
 
 
 @dataclass(frozen=True)

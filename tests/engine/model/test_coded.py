@@ -6,16 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import (
-    Stored,
-    random_tensors,
-    running,
-    tiny_config,
-    with_fp8,
-    with_fp8_factors,
-    with_int4,
-    write_checkpoint,
-)
+from tiny_codes import with_fp8, with_fp8_factors, with_int4
+from tiny_model import Stored, random_tensors, running, tiny_config, write_checkpoint
 
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.tensors import tensor_plan
@@ -24,9 +16,10 @@ from diskmoe.experts.container import Container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import Quantised
+from diskmoe.experts.packing import unpack_values
 from diskmoe.experts.records import ContainerRecords
 from diskmoe.experts.safetensors_io import read_tensor
-from diskmoe.experts.tiles import aligned_zeros, unpack_values
+from diskmoe.experts.tiles import aligned_zeros
 
 IDS = [5, 9, 33, 2, 50, 7, 8, 41, 3, 77]
 WAYS = {
