@@ -208,7 +208,7 @@ class Graph:
 
     def _before(self, symbol: Symbol, behind: int) -> int:
         """A position that reads `symbol` and is then at `behind`."""
-        if type(symbol) is Repeat:
+        if isinstance(symbol, Repeat):
             if not self._productive(symbol.item):
                 return behind
             if symbol.high is None:
@@ -222,13 +222,13 @@ class Graph:
             for _ in range(symbol.low):
                 behind = self._before(symbol.item, behind)
             return behind
-        if type(symbol) is Literal:
+        if isinstance(symbol, Literal):
             for byte in reversed(symbol.data):
                 behind = self._new(((1 << byte, behind),))
             return behind
-        if type(symbol) is Chars:
+        if isinstance(symbol, Chars):
             return self._chars(symbol.ranges, behind)
-        if type(symbol) is Token:
+        if isinstance(symbol, Token):
             return self._new(tokens=((symbol.id, symbol.negated, behind),))
         past = [behind] if self.empty[symbol.rule] else []
         return self._new(calls=((symbol.rule, behind),), passes=past)
