@@ -357,6 +357,12 @@ class Model:
         noted = [] if observed is None else observed.logprobs
         return Run(of_text(tokens, text, give_back), stream, stats, noted)
 
+    def make_ready(self, wanted: Wanted, prompt: Prompt) -> None:
+        """Compiles what is to constrain an answer to a prompt, so that its run begins at once; raises
+        what that run would raise for it."""
+        _, give_back = self._constraints.course(wanted, prompt, self.text.stops(prompt.in_chat))
+        give_back()
+
     def forget(self) -> None:
         """Texts to come go on from nothing that earlier ones have left."""
         self._lanes.forget()

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from diskmoe.engine.constraining import ThinkBudget, Wanted
 from diskmoe.engine.sampling import Sampling
 from diskmoe.engine.server.fields import Fields
-from diskmoe.engine.server.languages import Languages
+from diskmoe.engine.server.languages import Languages, triggers_asked
 from diskmoe.engine.server.refusals import Refusal
+from diskmoe.engine.server.thoughts import thinking_asked
 from diskmoe.engine.text.side import Prompt, TextSide
 from diskmoe.grammar_draft.rules import Grammar
 
@@ -35,6 +37,14 @@ class Asked:
     usage_at_end: bool  # of a stream
     chat: bool
     grammar: Grammar | None  # that the answer must follow
+    triggers: tuple[str, ...] = ()  # of which the first begins the grammar; none: the answer does
+    thinking: ThinkBudget | None = None
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is to constrain the answer."""
+        mode = "0" if self.grammar is None else "1"
+        return Wanted(self.grammar, mode, self.triggers, self.thinking)
 
 
 def chat_asked(
@@ -114,9 +124,13 @@ def _asked(
     for name in ("frequency_penalty", "presence_penalty"):
         fields.only(name, 0)
     fields.only("repetition_penalty", 1)
+    triggers = triggers_asked(fields, grammar)
+    thinking = thinking_asked(fields, text)
     fields.ignore(*_CLIENTS)
     fields.end()
-    return Asked(prompt(), sampling, limit, stop, stream, usage_at_end, chat, grammar)
+    return Asked(
+        prompt(), sampling, limit, stop, stream, usage_at_end, chat, grammar, triggers, thinking
+    )
 
 
 def _check_model(fields: Fields, model: str) -> None:

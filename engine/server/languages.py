@@ -19,6 +19,8 @@ from diskmoe.grammar_draft.languages import from_gbnf, from_schema
 from diskmoe.grammar_draft.rules import Grammar
 
 KEPT = 64
+MOST_TRIGGERS = 16
+MOST_TRIGGER_CHARACTERS = 4000
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -72,6 +74,16 @@ class Languages:
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return grammar
+
+
+def triggers_asked(fields: Fields, grammar: Grammar | None) -> tuple[str, ...]:
+    """What `grammar_triggers` says: words, /patterns/ or <[ids]> of tokens, as TRIGGER has them."""
+    triggers = fields.texts("grammar_triggers", MOST_TRIGGERS)
+    if triggers and grammar is None:
+        raise fields.refuse("grammar_triggers", "beside the grammar or schema that they begin")
+    if sum(map(len, triggers)) > MOST_TRIGGER_CHARACTERS:
+        raise fields.refuse("grammar_triggers", f"of {MOST_TRIGGER_CHARACTERS} characters at most")
+    return triggers
 
 
 def _schema(fields: Fields) -> Any:

@@ -13,18 +13,20 @@ import uvicorn
 
 from diskmoe.engine.api import Model
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.prepared import prepare
-from diskmoe.engine.report import settings_lines
-from diskmoe.engine.run import model_path, options_from, usage_folder
-from diskmoe.engine.server.app import LOOPBACK, Rules, Server
+from diskmoe.engine.opening import opening, say_notes
+from diskmoe.engine.options import Options
+from diskmoe.engine.server.app import Server
+from diskmoe.engine.server.connection import Connection
 from diskmoe.engine.server.desk import Desk
 from diskmoe.engine.server.languages import Languages
-from diskmoe.engine.settings import Value
+from diskmoe.engine.server.rules import LOOPBACK, Rules
+from diskmoe.engine.setting_sources import Value
 
 Say = Callable[[str], None]
 
 DEFAULT_PARALLEL = 2
 GRACE_SECONDS = 2  # for streams to end in good order
+MORE_CONNECTIONS = 100  # than requests that run or wait: idle ones, and some to be refused
 # settings of a run that a request says for itself, or that are of one run
 _OF_REQUESTS = (
     "PROMPT", "PROMPT_IDS", "SYSTEM", "CHAT", "NGEN", "IGNORE_EOS", "STOP", "TEMP", "TOP_K", "TOP_P",
@@ -43,7 +45,7 @@ class _Uvicorn(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.signal = sig
-        self._desk.cancel()
+        self._desk.end()
         super().handle_exit(sig, frame)
 
 
@@ -53,8 +55,7 @@ def serve(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     Raises:
         DiskMoeError: whatever makes it impossible, before a request is taken.
     """
-    for note in notes:
-        say(f"note      {note}")
+    say_notes(values, notes, say)
     unused = [
         name
         for name in _OF_REQUESTS
@@ -62,28 +63,27 @@ def serve(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     ]
     if unused:
         say(f"note      {', '.join(unused)} has no effect: each request says it for itself")
-    path = model_path(values, say)
-    for line in settings_lines(values, values["VERBOSE"].value):
-        say(line)
-    with _listening(values["HOST"].value, values["PORT"].value) as listener:
-        parallel = values["PARALLEL"].value
-        options = replace(options_from(values), usage=usage_folder(values, say))
+
+    def fitted(options: Options) -> Options:
         span = values["GRAMMAR_DRAFT"].value  # any request may come with a grammar
-        options = replace(
+        return replace(
             options,
-            parallel=parallel or DEFAULT_PARALLEL,
+            parallel=values["PARALLEL"].value or DEFAULT_PARALLEL,
             span=span,
             draft_rows=max(span, options.draft_rows),
         )
-        prepared = prepare(path, options, say)
-        for note in prepared.text.notes:
-            say(f"note      {note}")
+
+    with _listening(values["HOST"].value, values["PORT"].value) as listener:
+        with opening(values, say, fitted) as prepared:
+            pass  # each request says what it asks for
         with Model.finish(prepared, say) as model:
             return _serve(model, listener, values, say)
 
 
 def _serve(model: Model, listener: socket.socket, values: Mapping[str, Value], say: Say) -> int:
     host, key = values["HOST"].value, values["API_KEY"].value
+    if key is not None and not key.strip():
+        raise BadRequest("API_KEY is empty: give a key, or leave it out")
     desk = Desk(
         model, values["QUEUE"].value, values["REQUEST_SECONDS"].value, say, values["DEBUG"].value
     )
@@ -100,8 +100,12 @@ def _serve(model: Model, listener: socket.socket, values: Mapping[str, Value], s
             say("note      anybody who reaches this address may ask: API_KEY=... asks for a key")
         config = uvicorn.Config(
             app,
+            http=Connection,
+            ws="none",
+            limit_concurrency=model.options.parallel + values["QUEUE"].value + MORE_CONNECTIONS,
             log_level="critical",
             access_log=False,
+            proxy_headers=False,
             lifespan="off",
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
@@ -126,6 +130,8 @@ def _listening(host: str, port: int) -> socket.socket:
         raise BadRequest(f"HOST={host[:80]} is no address: {error.strerror or error}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # connections inherit it: a client whose machine is gone is noticed
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.bind(address)
         listener.listen(128)
     except OSError as error:
