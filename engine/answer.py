@@ -1,8 +1,8 @@
 """An answer as it comes: what is reasoning, what is said, and which tools are called.
 
-    answer = Answer(model.generate(prompt, ...), Thinking.of(model.text, prompt.ids), reader)
-    for part in answer:
-        ...
+answer = Answer(model.generate(prompt, ...), Thinking.of(model.text, prompt.ids), reader)
+for part in answer:
+    ...
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class Answer:
     def over(self) -> bool:
         """Whether the one call that was wanted is all there."""
         reader = self._reader
-        return (
-            not self._several and reader is not None and reader.calls > 0 and reader.open is None
-        )
+        return not self._several and reader is not None and reader.calls > 0 and reader.open is None
 
     @property
     def called(self) -> bool:

@@ -13,23 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from diskmoe.grammar_draft.schema.parameters import Parameters
+
 NUMBER, ID = "\x00", "\x01"  # within a form's texts: digits, nine letters or digits
 PROBE_KEY = "diskmoe_key"  # of the call that a template is asked to show, see `calling`
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """A parameter is ``before`` KEY ``behind`` VALUE ``closing``. behind_json: where it is another
-    for values that are no texts. lines: a value stands on lines of its own."""
-
-    before: str
-    behind: str
-    closing: str
-    behind_json: str = ""
-    lines: bool = False
-
-    def middle(self, as_text: bool) -> str:
-        return self.behind if as_text or not self.behind_json else self.behind_json
 
 
 @dataclass(frozen=True)

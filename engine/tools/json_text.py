@@ -49,13 +49,18 @@ class Brackets:
 
 def checked(text: str) -> dict[str, Any]:
     """The object that a text is. Malformed: it is none."""
-    try:
-        found = json.loads(text, parse_constant=_refused)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"its arguments are no JSON: {error}") from None
+    found = parsed(text)
     if not isinstance(found, dict):
         raise Malformed("its arguments are no JSON object")
     return found
+
+
+def parsed(text: str) -> Any:
+    """What JSON says. Malformed: it is none."""
+    try:
+        return json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"its arguments are no JSON: {error}") from None
 
 
 def quoted(text: str) -> str:
@@ -68,8 +73,8 @@ def converted(text: str, kinds: Collection[str]) -> str:
     them, else as a text."""
     bare = _PYTHON.get(text.strip(), text.strip())
     try:
-        found = json.loads(bare, parse_constant=_refused)
-    except (ValueError, RecursionError):
+        found = parsed(bare)
+    except Malformed:
         return quoted(text)
     wanted = not kinds_of(found).isdisjoint(kinds)
     if isinstance(found, str):  # a text within quotes is one without, where it may be a text

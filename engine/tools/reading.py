@@ -18,9 +18,9 @@ from functools import partial
 from diskmoe.engine.tools.channels import messages
 from diskmoe.engine.tools.cursor import Cursor, CutShort, Malformed, Step
 from diskmoe.engine.tools.forms import ID, NUMBER, Form
-from diskmoe.engine.tools.json_text import Brackets, checked, converted, quoted
+from diskmoe.engine.tools.json_text import Brackets, checked, converted, parsed, quoted
 from diskmoe.engine.tools.parts import Argued, Called, Part, Said, Unmade
-from diskmoe.engine.tools.toolbox import Tool, Toolbox
+from diskmoe.engine.tools.toolbox import KINDS, Tool, Toolbox
 
 MOST_NAME = 256
 MOST_VALUE = 1 << 24
@@ -161,18 +161,23 @@ class Reader:
             yield Argued(index, text)
         elif first == "{":
             yield from self.begin(name, id_)
-            begin, brackets = cursor.at, Brackets()
-            while not brackets.closed:
-                end = brackets.read(cursor.text, cursor.at)
-                if end > cursor.at:
-                    text, cursor.at = cursor.text[cursor.at : end], end
-                    yield Argued(index, text)
-                if not brackets.closed:
-                    yield from cursor.more()
-            checked(cursor.text[begin : cursor.at])
+            checked((yield from self._value(index)))
         else:
             raise Malformed(f"its arguments begin with {first!r}")
         self.open = None
+
+    def _value(self, index: int) -> Step[str]:
+        """A JSON object or list as it comes."""
+        cursor, brackets = self.cursor, Brackets()
+        begin = cursor.at
+        while not brackets.closed:
+            end = brackets.read(cursor.text, cursor.at)
+            if end > cursor.at:
+                text, cursor.at = cursor.text[cursor.at : end], end
+                yield Argued(index, text)
+            if not brackets.closed:
+                yield from cursor.more()
+        return cursor.text[begin : cursor.at]
 
     def _objects(self) -> Step[None]:
         """One call as an object, or a list of them."""
@@ -250,23 +255,26 @@ class Reader:
             yield from cursor.expect(one.before)
             middle = one.behind.split()
             key = yield from cursor.until(">" if one.behind_json else middle[0], MOST_NAME)
-            as_text = None
+            kinds = frozenset(["string"]) if tool is None else tool.kinds(key)
             if one.behind_json:
                 key, _, kind = key.partition('"')
-                as_text = "true" in kind
+                kinds = KINDS if tool is None else tool.kinds(key)
+                kinds = frozenset(["string"]) if "true" in kind else kinds - {"string"}
             else:
                 yield from cursor.expect(" ".join(middle[1:]))
-            kinds = frozenset(["string"]) if tool is None else tool.kinds(key)
             yield Argued(index, f"{comma}{quoted(key)}: ")
             comma = ", "
             end = one.closing.strip()
             if one.lines and (yield from cursor.next()) == "\n":
                 cursor.at += 1
-            if as_text or (as_text is None and kinds == {"string"}):
+            if kinds == {"string"}:
                 yield Argued(index, '"')
                 to_part = partial(_escaped, index)
                 yield from cursor.stream([end], to_part, "\n" if one.lines else "")
                 yield Argued(index, '"')
+            elif "string" not in kinds and (yield from cursor.next()) in "{[":
+                parsed((yield from self._value(index)))
+                yield from cursor.expect(end)
             else:
                 text = yield from cursor.until(end, MOST_VALUE)
                 text = text.removesuffix("\n") if one.lines else text
