@@ -14,6 +14,7 @@ from typing import Any
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.text.side import Prompt, TextSide
 from diskmoe.engine.tools.forms import BARE, FORMS, PROBE_KEY, Form
+from diskmoe.engine.tools.plain import told
 from diskmoe.engine.tools.reading import Reader
 from diskmoe.engine.tools.toolbox import Toolbox
 
@@ -27,11 +28,13 @@ _QUESTION = {"role": "user", "content": "question"}
 
 @dataclass(frozen=True)
 class Calling:
-    """form: None where the template shows no tools. as_text: arguments of earlier calls are handed to
-    it as JSON text. said: how it is, in words; why: what says so."""
+    """form: None where there is no chat at all. as_text: arguments of earlier calls are handed to the
+    template as JSON text. told: the template knows of no tools, and they are told in a message. why:
+    what says so."""
 
     form: Form | None
     as_text: bool
+    told: bool
     why: str
 
     @classmethod
@@ -39,36 +42,34 @@ class Calling:
         """Of a model."""
         template = text.template
         if template is None or text.tokenizer is None:
-            return cls(None, False, "the model has no chat template")
+            return cls(None, False, False, "the model has no chat template")
         shown = _rendered(text, [_QUESTION])
         if _TOOL not in shown:
-            return cls(None, False, f"{template.source} shows the model no tools")
+            return cls(BARE, False, True, f"{template.source} knows of no tools")
         called, as_text = _call_of(text, False), False
         if PROBE_KEY not in called:
             called, as_text = _call_of(text, True), True
         whole = shown + called
         form = next((f for f in FORMS if all(mark in whole for mark in f.marks)), None)
         if form is not None:
-            return cls(form, as_text, template.source)
+            return cls(form, as_text, False, template.source)
         form = next((f for f in FORMS if text.tokenizer.token_id(f.opening) is not None), None)
         if form is not None:
-            return cls(form, as_text, f"by the token {form.opening}")
-        return cls(BARE, as_text, f"{template.source} does not say how")
+            return cls(form, as_text, False, f"by the token {form.opening}")
+        return cls(BARE, as_text, False, f"{template.source} does not say how")
 
     @property
     def line(self) -> str:
         """For people, once."""
         if self.form is None:
             return f"tools     none can be called: {self.why}"
-        return f"tools     are called as {self.form.name} does, {self.form.shown} ({self.why})"
+        told = "are told in a system message, and " if self.told else ""
+        return f"tools     {told}are called in the form of {self.form.name}: {self.form.shown} ({self.why})"
 
     def need(self) -> Form:
         """The form. BadRequest: there is none."""
         if self.form is None:
-            raise BadRequest(
-                f"tools are given, and {self.why}: leave out tools, or say what they are in a message "
-                "and ask for JSON by response_format"
-            )
+            raise BadRequest(f"tools are given, and {self.why}: leave them out")
         return self.form
 
     def reader(self, toolbox: Toolbox | None) -> Reader | None:
@@ -92,28 +93,41 @@ class Calling:
         toolbox: Toolbox | None,
         **options: Any,
     ) -> Prompt:
-        """A conversation's token ids; see ``TextSide.encode_chat``. Earlier calls have their arguments
-        as objects. BadRequest: tools that the template does not show."""
+        """A conversation's token ids; see ``TextSide.encode_chat``. BadRequest: tools where there is no
+        chat, an earlier call whose arguments are not JSON."""
+        given = [self._as_wanted(message) for message in messages]
+        if self.told:
+            return text.encode_chat(told(given, toolbox), **options)
         if toolbox is not None:
             self.need()
             options["tools"] = [tool.given for tool in toolbox.tools]
-        return text.encode_chat([self._as_wanted(message) for message in messages], **options)
+        return text.encode_chat(given, **options)
 
     def _as_wanted(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message as the template takes it: all take "" beside calls, and not all take nothing."""
         calls = message.get("tool_calls")
         if not calls:
             return dict(message)
-        if self.as_text:
-            calls = [
-                {**call, "function": {**call["function"], "arguments": _written(call)}}
-                for call in calls
-            ]
+        calls = [_call(call, self.as_text) for call in calls]
         return {**message, "content": message.get("content") or "", "tool_calls": calls}
 
 
-def _written(call: Mapping[str, Any]) -> str:
-    return json.dumps(call["function"]["arguments"], ensure_ascii=False)
+CALLS_NOTHING = Calling(None, False, False, "no tools are looked for")
+
+
+def _call(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
+    """An earlier call with its arguments as text, or as what the text means."""
+    function = call["function"]
+    arguments = function.get("arguments")
+    if as_text and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not as_text and isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            name = str(function.get("name"))[:60]
+            raise BadRequest(f"the arguments of an earlier call of {name} are not JSON") from None
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _call_of(text: TextSide, as_text: bool) -> str:

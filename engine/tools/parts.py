@@ -62,6 +62,11 @@ class Gathered:
             self._calls.pop(-1 if part.index is None else part.index, None)
 
     @property
+    def called(self) -> bool:
+        """Whether there is a call."""
+        return bool(self._calls)
+
+    @property
     def message(self) -> dict[str, Any]:
         """As a chat's message, without its role: ``content``, and what else there is of
         ``reasoning_content`` and ``tool_calls``. Without the blank lines behind the reasoning."""
