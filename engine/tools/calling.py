@@ -14,7 +14,7 @@ from typing import Any
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.text.side import Prompt, TextSide
 from diskmoe.engine.tools.forms import BARE, FORMS, PROBE_KEY, Form
-from diskmoe.engine.tools.plain import told
+from diskmoe.engine.tools.plain import told, without_calls
 from diskmoe.engine.tools.reading import Reader
 from diskmoe.engine.tools.toolbox import Toolbox
 
@@ -28,43 +28,45 @@ _QUESTION = {"role": "user", "content": "question"}
 
 @dataclass(frozen=True)
 class Calling:
-    """form: None where there is no chat at all. as_text: arguments of earlier calls are handed to the
-    template as JSON text. told: the template knows of no tools, and they are told in a message. why:
-    what says so."""
+    """form: None where there is no chat at all. why: what says so. told: the template shows no tools,
+    and they are told in the system message. worded: it writes no calls, and they are put into words.
+    as_text: it wants arguments of earlier calls as JSON text."""
 
     form: Form | None
-    as_text: bool
-    told: bool
     why: str
+    told: bool = False
+    worded: bool = False
+    as_text: bool = False
 
     @classmethod
     def of(cls, text: TextSide) -> Calling:
         """Of a model."""
-        template = text.template
-        if template is None or text.tokenizer is None:
-            return cls(None, False, False, "the model has no chat template")
+        template, tokenizer = text.template, text.tokenizer
+        if template is None or tokenizer is None:
+            return cls(None, "the model has no chat template")
         shown = _rendered(text, [_QUESTION])
-        if _TOOL not in shown:
-            return cls(BARE, False, True, f"{template.source} knows of no tools")
         called, as_text = _call_of(text, False), False
         if PROBE_KEY not in called:
             called, as_text = _call_of(text, True), True
-        whole = shown + called
-        form = next((f for f in FORMS if all(mark in whole for mark in f.marks)), None)
+        told, worded = _TOOL not in shown, PROBE_KEY not in called
+        if told and worded:
+            return cls(BARE, f"{template.source} knows of no tools", told, worded)
+        form = next((f for f in FORMS if all(mark in shown + called for mark in f.marks)), None)
         if form is not None:
-            return cls(form, as_text, False, template.source)
-        form = next((f for f in FORMS if text.tokenizer.token_id(f.opening) is not None), None)
+            return cls(form, template.source, told, worded, as_text)
+        form = next((f for f in FORMS if tokenizer.token_id(f.opening) is not None), None)
         if form is not None:
-            return cls(form, as_text, False, f"by the token {form.opening}")
-        return cls(BARE, as_text, False, f"{template.source} does not say how")
+            return cls(form, f"by the token {form.opening}", told, worded, as_text)
+        return cls(BARE, f"{template.source} does not say how", told, worded, as_text)
 
     @property
     def line(self) -> str:
         """For people, once."""
         if self.form is None:
             return f"tools     none can be called: {self.why}"
-        told = "are told in a system message, and " if self.told else ""
-        return f"tools     {told}are called in the form of {self.form.name}: {self.form.shown} ({self.why})"
+        told = "are told in the system message and " if self.told else ""
+        shown = " ".join(self.form.example.split())
+        return f"tools     {told}are called in the form of {self.form.name}, {shown} ({self.why})"
 
     def need(self) -> Form:
         """The form. BadRequest: there is none."""
@@ -95,12 +97,15 @@ class Calling:
     ) -> Prompt:
         """A conversation's token ids; see ``TextSide.encode_chat``. BadRequest: tools where there is no
         chat, an earlier call whose arguments are not JSON."""
+        form = self.form if toolbox is None else self.need()
         given = [self._as_wanted(message) for message in messages]
-        if self.told:
-            return text.encode_chat(told(given, toolbox), **options)
-        if toolbox is not None:
-            self.need()
-            options["tools"] = [tool.given for tool in toolbox.tools]
+        if self.worded and form is not None:
+            given = without_calls(given, form)
+        if toolbox is not None and form is not None:
+            if self.told:
+                given = told(given, toolbox, form)
+            else:
+                options["tools"] = [tool.given for tool in toolbox.tools]
         return text.encode_chat(given, **options)
 
     def _as_wanted(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +117,7 @@ class Calling:
         return {**message, "content": message.get("content") or "", "tool_calls": calls}
 
 
-CALLS_NOTHING = Calling(None, False, False, "no tools are looked for")
+CALLS_NOTHING = Calling(None, "no tools are looked for")
 
 
 def _call(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:

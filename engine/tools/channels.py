@@ -7,14 +7,11 @@ reasoning; a message ``to=functions.NAME`` is a call, its body the arguments; al
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
-from diskmoe.engine.tools.cursor import CutShort, Malformed, Step
+from diskmoe.engine.tools.cursor import Cursor, CutShort, Malformed, Step
 from diskmoe.engine.tools.parts import Said
-
-if TYPE_CHECKING:
-    from diskmoe.engine.tools.reading import Reader
 
 MOST_HEAD = 512
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
@@ -23,20 +20,19 @@ _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]*)")
 
 
-def messages(reader: Reader) -> Step[None]:
-    """The parts of an answer, which begins within the head of its first message."""
-    cursor = reader.cursor
+def messages(cursor: Cursor, call: Callable[[str, int], Step[bool]]) -> Step[None]:
+    """The parts of an answer, which begins within the head of its first message. call: reads the
+    arguments of a function by its name; where its message begins."""
     try:
         while True:
             mark = cursor.at
-            head = yield from _head(reader)
+            head = yield from _head(cursor)
             name, channel = _RECIPIENT.search(head), _CHANNEL.search(head)
             if name is not None:
-                yield from reader.guarded(reader.json(name[1]), mark)
+                yield from call(name[1], mark)
+                yield from cursor.blanks()
             reasoning = channel is not None and channel[1] == "analysis"
             say = partial(Said, reasoning=reasoning)
-            if name is not None:
-                yield from cursor.blanks()
             end = yield from cursor.stream(_ENDS, say)
             if end != "<|start|>":
                 yield from cursor.follows("<|start|>")
@@ -45,9 +41,8 @@ def messages(reader: Reader) -> Step[None]:
         return
 
 
-def _head(reader: Reader) -> Step[str]:
+def _head(cursor: Cursor) -> Step[str]:
     """A message's head, passed with its end; "" where a body begins at once."""
-    cursor = reader.cursor
     begin = cursor.at
     for word in _HEADS:
         there = yield from cursor.follows(word)

@@ -43,17 +43,15 @@ class Form:
     channels: bool = False  # an answer is messages in channels, a call is one of them
 
     @property
-    def shown(self) -> str:
-        """How a call looks, for people."""
-        inside = "{...}"
+    def example(self) -> str:
+        """A call, with words in capitals for what is to be put in."""
+        inside = '{"PARAMETER": VALUE}'
         if self.parameters is not None:
             one = self.parameters
-            inside = f"{one.before}KEY{one.behind}VALUE{one.closing}"
-        texts = (self.section[0], self.before, "NAME", self.behind, inside, self.closing)
+            inside = f"{one.before}PARAMETER{one.behind}VALUE{one.closing}"
+        texts = (self.section[0], self.before, "FUNCTION", self.behind, inside, self.closing)
         whole = "".join((*texts, self.section[1]))
-        for placeholder, said in ((NUMBER, "N"), (ID, "ID"), ("\n", " ")):
-            whole = whole.replace(placeholder, said)
-        return " ".join(whole.split())
+        return whole.replace(NUMBER, "0").replace(ID, "abcdefghi")
 
     @property
     def texts(self) -> tuple[str, ...]:

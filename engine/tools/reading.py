@@ -44,7 +44,7 @@ class Reader:
         self._toolbox = toolbox
         self._cut = False
         self._mark = 0  # where the call under way begins
-        self._steps = messages(self) if form.channels else self._answer()
+        self._steps = self._answer()
 
     def feed(self, text: str) -> Iterator[Part]:
         """The parts that are certain after more text."""
@@ -64,6 +64,9 @@ class Reader:
 
     def _answer(self) -> Step[None]:
         cursor, opening = self.cursor, self.form.opening
+        if self.form.channels:
+            yield from messages(cursor, lambda name, mark: self.guarded(self.json(name), mark))
+            return
         try:
             while True:
                 yield from cursor.stream([opening], Said, " ")

@@ -99,11 +99,11 @@ class Calls:
 
     def from_the_start(self, beside: Grammar | None = None) -> Grammar:
         """An answer that is calls, or what another grammar says. Raises BadGrammar."""
-        form = self._form
-        if form.channels:
-            found = self._in_channels()
-        else:
-            found = [(_BLANK_LINES, *self._several(self._spell(form.section[0] or form.before)))]
+        form, found = self._form, self._in_channels() if self._form.channels else []
+        if not found:
+            found.append(
+                (_BLANK_LINES, *self._several(self._spell(form.section[0] or form.before)))
+            )
         if beside is not None:
             found.append((self._embedded(beside),))
         return self._finished(found)
