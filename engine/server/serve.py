@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 
 from diskmoe.engine.api import Model
+from diskmoe.engine.commands import OF_REQUESTS
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.opening import opening, say_notes
 from diskmoe.engine.options import Options
@@ -25,14 +26,8 @@ from diskmoe.engine.setting_sources import Value
 Say = Callable[[str], None]
 
 DEFAULT_PARALLEL = 2
-GRACE_SECONDS = 2  # for streams to end in good order
+GRACE_SECONDS = 1  # for streams to end in good order; less than an interrupt is waited for
 MORE_CONNECTIONS = 100  # than requests that run or wait: idle ones, and some to be refused
-# settings of a run that a request says for itself, or that are of one run
-_OF_REQUESTS = (
-    "PROMPT", "PROMPT_IDS", "SYSTEM", "CHAT", "NGEN", "IGNORE_EOS", "STOP", "TEMP", "TOP_K", "TOP_P",
-    "MIN_P", "SEED", "GRAMMAR", "SCHEMA", "CONSTRAIN", "TRIGGER", "THINK_BUDGET",
-    "THINK_MESSAGE", "JSON",
-)  # fmt: skip
 
 
 class _Uvicorn(uvicorn.Server):
@@ -58,7 +53,7 @@ def serve(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     say_notes(values, notes, say)
     unused = [
         name
-        for name in _OF_REQUESTS
+        for name in OF_REQUESTS
         if values[name].source not in ("default", "env TEMP", "env PROMPT")
     ]
     if unused:
@@ -111,6 +106,8 @@ def _serve(model: Model, listener: socket.socket, values: Mapping[str, Value], s
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         server = _Uvicorn(config, desk)
+        # uvicorn raises it once more when all is closed: we end in good order then
+        signal.signal(signal.SIGTERM, lambda *_: None)
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:  # uvicorn hands it on when all is closed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -36,6 +36,7 @@ _MODES = {"auto": "auto", "1": "chat", "0": "raw"}
 class Prompt:
     """A prompt as the model gets it.
 
+    ids: its tokens. how: what they were made by, in words.
     in_chat: the answer begins anew, so a SentencePiece tokenizer's leading space is no part of it;
     a raw prompt is continued, space and all.
     """
@@ -47,19 +48,27 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TextSide:
-    """What turns text into token ids and back for one model."""
+    """What turns text into token ids and back for one model.
+
+    tokenizer, template: None where the directory has none. stop_ids: tokens that end a text, with
+    what says so in stop_sources. turn_ends: further ones that end an answer in a chat. sampling_defaults:
+    of generation_config.json, as arguments of ``Sampling``. notes: what is odd about the files.
+    """
 
     path: Path
     tokenizer: TextTokenizer | None
     template: ChatTemplate | None
     stop_ids: frozenset[int]
     stop_sources: Mapping[int, str]
-    turn_ends: Mapping[int, str]  # beside those: tokens that end an answer in a chat, as written
+    turn_ends: Mapping[int, str]
     sampling_defaults: Mapping[str, Any]
     notes: tuple[str, ...]
+    longest: int | None = None  # tokens that a prompt may have, where it is known
 
     @classmethod
-    def load(cls, path: Path, config: dict[str, Any], vocab_size: int) -> TextSide:
+    def load(
+        cls, path: Path, config: dict[str, Any], vocab_size: int, longest: int | None = None
+    ) -> TextSide:
         """Reads the files beside the weights.
 
         Raises:
@@ -79,16 +88,19 @@ class TextSide:
             ends = {token: text for token, text in ends.items() if token not in stops}
         defaults = _sampling_defaults(generation, generation_path)
         notes = (*_not_applied(generation, generation_path), *_odd_stops(stops, sources, tokenizer))
-        return cls(path, tokenizer, template, stops, sources, ends, defaults, notes)
+        return cls(path, tokenizer, template, stops, sources, ends, defaults, notes, longest)
 
     def encode_prompt(self, prompt: str, chat: str = "auto", system: str | None = None) -> Prompt:
         """A prompt's token ids, with the chat template around it or without.
 
         Args:
+            prompt: the text.
             chat: ``"auto"``, ``"1"`` (chat template) or ``"0"`` (raw text).
+            system: the system message, where there is a template.
 
         Raises:
-            BadRequest: no tokenizer, no template though one was asked for, an empty prompt.
+            BadRequest: no tokenizer, no template though one was asked for, an empty prompt, or one
+                that is far too long.
         """
         if self.tokenizer is None:
             raise BadRequest(
@@ -97,21 +109,27 @@ class TextSide:
         if chat not in _MODES:
             raise BadRequest(f"chat is {chat!r}; it must be auto, 1 or 0")
         mode = cast(Literal["auto", "chat", "raw"], _MODES[chat])
-        ids, how = prepare_prompt(prompt, mode, self.tokenizer, self.template, system)
+        tokenizer = replace(self.tokenizer, most=self.longest)
+        ids, how = prepare_prompt(prompt, mode, tokenizer, self.template, system)
         in_chat = mode == "chat" or (mode == "auto" and self.template is not None)
         return Prompt(tuple(ids), how, in_chat)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
-        """The token ids of a conversation that the model is to go on with; options: the template's
-        own, such as tools or enable_thinking.
+        """The token ids of a conversation that the model is to go on with.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}`` each.
+            options: the template's own, such as tools or enable_thinking.
 
         Raises:
-            BadRequest: no tokenizer or no chat template; messages that the template refuses.
+            BadRequest: no tokenizer or no chat template; messages that the template refuses, or that
+                are far too long.
         """
         if self.tokenizer is None or self.template is None:
             what = "tokenizer.json" if self.tokenizer is None else "chat template"
             raise BadRequest(f"{self.path} has no {what}: it cannot be chatted with")
-        ids = chat_ids(messages, self.tokenizer, self.template, **options)
+        tokenizer = replace(self.tokenizer, most=self.longest)
+        ids = chat_ids(messages, tokenizer, self.template, **options)
         return Prompt(tuple(ids), f"chat template ({self.template.source})", in_chat=True)
 
     @property
@@ -145,6 +163,7 @@ class TextSide:
         return self.stop_ids | frozenset(self.turn_ends if in_chat else ())
 
     def describe_stops(self) -> str:
+        """The tokens that end a text and what says so, in one line."""
         said = [f"{token} ({why})" for token, why in self.stop_sources.items()]
         said += [f"{token} ({text}, in a chat)" for token, text in self.turn_ends.items()]
         return "; ".join(said) or "no stop token is named by the model: the text ends at NGEN"
