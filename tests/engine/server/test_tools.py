@@ -2,16 +2,16 @@
 strict or required is enforced."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from tiny_server import CONTEXT, listen, write_model
 from tool_answers import ARGUMENTS, CASES, CLOCK, WEATHER
 from tool_models import FAMILIES, TEMPLATES, add_tokens
+from tool_talk import says
 
 from diskmoe.engine.api import Model, Options
 from diskmoe.engine.server.app import Server
@@ -54,25 +54,6 @@ def hermes(
 @pytest.fixture(scope="module")
 def kimi(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iterator[tuple[str, Model]]:
     yield from served(tmp_path_factory.mktemp("tools") / "tiny", "kimi_k2", lines)
-
-
-def says(monkeypatch: pytest.MonkeyPatch, model: Model, text: str, ends: bool = True) -> None:
-    """The model says this, token by token, and then ends or goes on by itself."""
-    tokenizer, generate = model.text.tokenizer, model.generate
-    assert tokenizer is not None
-    end = tokenizer.token_id("<|im_end|>")
-    script = [*tokenizer.encode(text), *([end] if ends else [])]
-
-    def scripted(prompt: Any, **how: Any) -> Any:
-        def wanted(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
-            place = len(tokens) - len(prompt.ids)
-            if place < len(script):
-                logits[script[place]] = 1e9
-            return logits
-
-        return generate(prompt, **how, processors=[wanted])
-
-    monkeypatch.setattr(model, "generate", scripted)
 
 
 def ask(address: str, **more: Any) -> httpx.Response:
