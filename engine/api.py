@@ -11,7 +11,7 @@ with Model.load("models/qwen3-q4", ram_gb=6) as model:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -161,6 +161,7 @@ class Model:
         reuse: bool = True,
         logprobs: int | None = None,
         processors: Sequence[Processor] = (),
+        shown: Container[int] = (),
     ) -> Run:
         """Starts a run; iterate over it for the text.
 
@@ -189,6 +190,7 @@ class Model:
                 ``Run.logprobs``.
             processors: each is given the tokens so far (n,) and the logits (vocab,) of the next, a
                 copy, and returns the logits to choose by.
+            shown: special tokens that are in the text as they are written; others print nothing.
 
         Raises:
             BadGrammar: a grammar's file that cannot be used, a trigger that is none.
@@ -264,7 +266,8 @@ class Model:
         )
         stream = None
         if tokenizer is not None:
-            stream = TextStream(tokenizer, stop, tokenizer.leading_space and prompt.in_chat)
+            at_start = tokenizer.leading_space and prompt.in_chat
+            stream = TextStream(tokenizer, stop, at_start, shown)
         noted = [] if observed is None else observed.logprobs
         return Run(of_text(tokens, text, give_back), stream, stats, noted)
 
@@ -285,6 +288,12 @@ class Model:
             BadRequest: messages that are no conversation.
         """
         return Conversation(self, system, messages, **how)
+
+    def make_ready(self, wanted: Wanted, prompt: Prompt) -> None:
+        """Compiles what is to constrain an answer to a prompt, so that its run begins at once; raises
+        what that run would raise for it."""
+        _, give_back = self._constraints.course(wanted, prompt, self.text.stops(prompt.in_chat))
+        give_back()
 
     def forget(self) -> None:
         """Texts to come go on from nothing that earlier ones have left."""

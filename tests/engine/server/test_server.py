@@ -15,8 +15,9 @@ import pytest
 from tiny_server import CONTEXT, listen
 
 from diskmoe.engine.api import Model, Options, Sampling
-from diskmoe.engine.server.app import Rules, Server
+from diskmoe.engine.server.app import Server
 from diskmoe.engine.server.desk import Desk
+from diskmoe.engine.server.rules import Rules
 
 ASK = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12}
 
