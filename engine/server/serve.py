@@ -26,7 +26,7 @@ from diskmoe.engine.setting_sources import Value
 Say = Callable[[str], None]
 
 DEFAULT_PARALLEL = 2
-GRACE_SECONDS = 2  # for streams to end in good order
+GRACE_SECONDS = 1  # for streams to end in good order; less than an interrupt is waited for
 MORE_CONNECTIONS = 100  # than requests that run or wait: idle ones, and some to be refused
 
 
@@ -106,6 +106,8 @@ def _serve(model: Model, listener: socket.socket, values: Mapping[str, Value], s
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         server = _Uvicorn(config, desk)
+        # uvicorn raises it once more when all is closed: we end in good order then
+        signal.signal(signal.SIGTERM, lambda *_: None)
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:  # uvicorn hands it on when all is closed
