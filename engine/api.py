@@ -11,7 +11,7 @@ with Model.load("models/qwen3-q4", ram_gb=6) as model:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -163,6 +163,7 @@ class Model:
         reuse: bool = True,
         logprobs: int | None = None,
         processors: Sequence[Processor] = (),
+        shown: Container[int] = (),
     ) -> Run:
         """Starts a run; iterate over it for the text.
 
@@ -191,6 +192,7 @@ class Model:
                 ``Run.logprobs``.
             processors: each is given the tokens so far (n,) and the logits (vocab,) of the next, a
                 copy, and returns the logits to choose by.
+            shown: special tokens that are in the text as they are written; others print nothing.
 
         Raises:
             BadGrammar: a grammar's file that cannot be used, a trigger that is none.
@@ -224,7 +226,8 @@ class Model:
         sampler = Sampler(sampling or Sampling(temperature=0.0), valid, course, wanted.way)
         stream = None
         if tokenizer is not None:
-            stream = TextStream(tokenizer, stop, tokenizer.leading_space and prompt.in_chat)
+            at_start = tokenizer.leading_space and prompt.in_chat
+            stream = TextStream(tokenizer, stop, at_start, shown)
         text, stats.reused_tokens = self._lanes.begin(prompt.ids, reuse)
         models: list[DraftSource] = []
         head = None

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -30,6 +31,8 @@ from diskmoe.engine.server.leaving import Stream, unless_left
 from diskmoe.engine.server.metrics import metrics
 from diskmoe.engine.server.refusals import Refusal, refusal_of
 from diskmoe.engine.server.rules import Rules
+from diskmoe.engine.tools.calling import Calling
+from diskmoe.engine.writer import Writer
 
 Handler = Callable[[Request], Awaitable[Response]]
 Understand = Callable[..., Asked]
@@ -50,6 +53,7 @@ class Server:
         self._name = desk.model.opened.name
         self._created = created
         self._languages = languages or Languages()
+        self.calling = Calling.of(desk.model.text)
         self._texts = ThreadPoolExecutor(THREADS, "diskmoe-request")
         self._grammars = ThreadPoolExecutor(THREADS, "diskmoe-grammar")
         routes = [
@@ -77,7 +81,7 @@ class Server:
         return checked
 
     async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, chat_asked)
+        return await self._answer(request, partial(chat_asked, calling=self.calling))
 
     async def _complete(self, request: Request) -> Response:
         return await self._answer(request, completion_asked)
@@ -105,10 +109,11 @@ class Server:
             if isinstance(error, Gone):
                 raise refusal from None
             raise
-        reply = Reply(self._name, asked.chat)
+        reply, text = Reply(self._name, asked.chat), self._desk.model.text
+        writer = Writer(reply, text, asked.logprobs is not None)
         if asked.stream:
-            return Stream(streamed(job, events, reply, asked), job.cancel)
-        return JSONResponse(await whole(request, job, events, reply))
+            return Stream(streamed(job, events, writer, asked.usage_at_end), job.cancel)
+        return JSONResponse(await whole(request, job, events, writer))
 
     def _ready(self, values: Mapping[str, Any], understood: Understand, job: Job) -> Asked:
         """What is asked for, checked, its grammar compiled."""

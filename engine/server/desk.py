@@ -17,17 +17,19 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
+from diskmoe.engine.answer import Answer
 from diskmoe.engine.api import Model
 from diskmoe.engine.errors import BadGrammar, DiskMoeError
-from diskmoe.engine.generation import Run
+from diskmoe.engine.observed import LogProbs
 from diskmoe.engine.server.asked import Asked
 from diskmoe.engine.server.refusals import Refusal, refusal_of
 from diskmoe.engine.stats import RunStats
 from diskmoe.engine.text.thinking import Thinking
+from diskmoe.engine.tools.parts import Part
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,18 @@ class Reading:
 
 @dataclass(frozen=True)
 class Piece:
-    """Text as it comes."""
+    """A part of the answer as it comes, and the log-probabilities of the tokens since the last."""
 
-    text: str
-    reasoning: bool
+    part: Part
+    logprobs: Sequence[LogProbs] = ()
 
 
 @dataclass(frozen=True)
 class Ended:
-    """All was said."""
+    """All was said. logprobs: of tokens behind the last part."""
 
     stats: RunStats
+    logprobs: Sequence[LogProbs] = ()
 
 
 @dataclass(frozen=True)
@@ -258,19 +261,19 @@ class Desk:
 
     def _done(self, job: Job) -> Event:
         """Runs a job; its last event."""
-        stats = RunStats()
+        stats, answer = RunStats(), None
         try:
             if job.reason == "time limit":
                 raise job.refusal
             job.check()
             assert job.asked is not None
-            thinking = Thinking.of(self.model.text, job.asked.prompt.ids)
-            run = self._begin(job, job.asked)
-            stats = job.stats = run.stats
-            run.end_when(lambda: job.reason)
-            for piece in run:
-                for reasoning, text in thinking.parts(piece, run.token_ids):
-                    job.emit(Piece(text, reasoning and job.asked.chat))
+            answer = self._begin(job, job.asked)
+            stats = job.stats = answer.run.stats
+            answer.run.end_when(lambda: job.reason)
+            for part in answer:
+                job.emit(Piece(part, answer.logprobs()))
+            for note in answer.notes:
+                self._say(f"note      {note}")
         except Gone:
             stats.stop_reason = job.reason or "cancelled"
         except (DiskMoeError, BadGrammar) as error:
@@ -280,20 +283,22 @@ class Desk:
         except Exception as error:  # noqa: BLE001 - a bug of ours ends one request, not the server
             return self._refused(job, self.failed(error))
         self._count(job, stats, cancelled=int(stats.stop_reason == "cancelled"))
-        return Ended(stats)
+        return Ended(stats, () if answer is None else answer.logprobs())
 
     def _refused(self, job: Job, refusal: Refusal) -> Failed:
         self._count(job, RunStats(), failed=1)
         return Failed(refusal)
 
-    def _begin(self, job: Job, asked: Asked) -> Run:
+    def _begin(self, job: Job, asked: Asked) -> Answer:
         def tell(done: int, rows: int) -> None:
             job.check()
             job.emit(Reading(done, rows))
 
-        room = self.model.opened.context - len(asked.prompt.ids)
-        return self.model.generate(
-            asked.prompt,
+        text, prompt = self.model.text, asked.prompt
+        thinking = Thinking.of(text, prompt.ids) if asked.chat else Thinking.none()
+        room = self.model.opened.context - len(prompt.ids)
+        run = self.model.generate(
+            prompt,
             sampling=asked.sampling,
             limit=max(1, room) if asked.limit is None else asked.limit,
             stop=asked.stop,
@@ -302,7 +307,11 @@ class Desk:
             constrain=asked.grammar is not None,
             triggers=asked.triggers,
             thinking=asked.thinking,
+            logprobs=asked.logprobs,
+            shown=asked.calling.shown_tokens(text, asked.toolbox),
         )
+        several = asked.toolbox is None or asked.toolbox.several
+        return Answer(run, thinking, asked.calling.reader(asked.toolbox), several)
 
     def _count(self, job: Job, stats: RunStats, cancelled: int = 0, failed: int = 0) -> None:
         with self._changed:

@@ -85,7 +85,8 @@ def _serve(model: Model, listener: socket.socket, values: Mapping[str, Value], s
     try:
         rules = Rules(key, values["BODY_BYTES"].value, LOOPBACK if host in LOOPBACK else None)
         languages = Languages(values["SCHEMA_BLANKS"].value, values["SCHEMA_LAX"].value)
-        app = Server(desk, rules, int(time.time()), languages).app
+        served = Server(desk, rules, int(time.time()), languages)
+        say(served.calling.line)
         port = listener.getsockname()[1]
         say(
             f"serving   http://{host}:{port}/v1, {model.options.parallel} texts at once, "
@@ -94,7 +95,7 @@ def _serve(model: Model, listener: socket.socket, values: Mapping[str, Value], s
         if key is None and host not in LOOPBACK:
             say("note      anybody who reaches this address may ask: API_KEY=... asks for a key")
         config = uvicorn.Config(
-            app,
+            served.app,
             http=Connection,
             ws="none",
             limit_concurrency=model.options.parallel + values["QUEUE"].value + MORE_CONNECTIONS,

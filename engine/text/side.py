@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -146,6 +147,16 @@ class TextSide:
                 latest = next((i for i in reversed(ids) if i in (opening, closing)), closing)
                 return tags, latest == opening
         return None, False
+
+    def may_think(self, ids: Sequence[int]) -> bool:
+        """Whether an answer to a prompt may begin a thinking block: the model has them, and the
+        prompt does not end with one."""
+        tags, inside = self.thinking(ids)
+        if tags is None or self.tokenizer is None or inside:
+            return False
+        closing = self.tokenizer.token_id(tags[1])
+        behind = list(takewhile(lambda token: token != closing, reversed(ids)))
+        return len(behind) == len(ids) or bool(self.tokenizer.decode_bytes(behind).strip())
 
     def stops(self, in_chat: bool) -> frozenset[int]:
         """The tokens that end a text."""
