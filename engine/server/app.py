@@ -107,6 +107,8 @@ class Server:
             asked = await unless_left(
                 request, loop.run_in_executor(pool, self._ready, values, understood, job)
             )
+            reply, text = Reply(self._name, asked.chat), self._desk.model.text
+            writer = Writer(reply, text, asked.logprobs is not None)
             self._desk.submit(job, asked)
         except BaseException as error:
             refusal = job.refusal
@@ -114,8 +116,6 @@ class Server:
             if isinstance(error, Gone):
                 raise refusal from None
             raise
-        reply, text = Reply(self._name, asked.chat), self._desk.model.text
-        writer = Writer(reply, text, asked.logprobs is not None)
         if asked.stream:
             return Stream(streamed(job, events, writer, asked.usage_at_end), job.cancel)
         return JSONResponse(await whole(request, job, events, writer))
