@@ -11,22 +11,21 @@ from typing import Any
 
 from starlette.requests import Request
 
-from diskmoe.engine.replies import Reply
-from diskmoe.engine.server.asked import Asked
 from diskmoe.engine.server.desk import Ended, Event, Failed, Job, Piece, Reading
 from diskmoe.engine.server.events import DONE, comment, event
 from diskmoe.engine.server.refusals import Refusal
+from diskmoe.engine.writer import Writer
 
 ALIVE_SECONDS = 5.0  # between two signs of life of a stream that has nothing to say
 
 
 async def streamed(
-    job: Job, events: asyncio.Queue[Event], reply: Reply, asked: Asked
+    job: Job, events: asyncio.Queue[Event], writer: Writer, usage_at_end: bool
 ) -> AsyncIterator[bytes]:
     """Events as they come; comments while there are none, so that nobody takes us for dead."""
     try:
-        if asked.chat:
-            yield event(reply.first())
+        if writer.reply.chat:
+            yield event(writer.reply.first())
         while True:
             try:
                 found = await asyncio.wait_for(events.get(), ALIVE_SECONDS)
@@ -37,14 +36,14 @@ async def streamed(
                 if events.empty():
                     yield comment(f"prompt {found.done} of {found.rows}")
             elif isinstance(found, Piece):
-                yield event(reply.piece(found.text, found.reasoning))
+                yield event(writer.chunk(found.part, found.logprobs))
             elif isinstance(found, Failed):
                 yield event(found.refusal.body)
                 break
             else:
-                yield event(reply.last(found.stats))
-                if asked.usage_at_end:
-                    yield event(reply.usage(found.stats))
+                yield event(writer.last(found.stats, found.logprobs))
+                if usage_at_end:
+                    yield event(writer.reply.usage(found.stats))
                 break
         yield DONE
     finally:
@@ -52,11 +51,10 @@ async def streamed(
 
 
 async def whole(
-    request: Request, job: Job, events: asyncio.Queue[Event], reply: Reply
+    request: Request, job: Job, events: asyncio.Queue[Event], writer: Writer
 ) -> dict[str, Any]:
     """The answer at once, unless the client leaves before."""
     leaving = asyncio.create_task(_left(request))
-    parts: dict[bool, list[str]] = {True: [], False: []}
     try:
         while True:
             coming = asyncio.create_task(events.get())
@@ -66,17 +64,11 @@ async def whole(
                 raise Refusal(499, "the client has left")
             found = coming.result()
             if isinstance(found, Piece):
-                parts[found.reasoning].append(found.text)
+                writer.add(found.part, found.logprobs)
             elif isinstance(found, Failed):
                 raise found.refusal
             elif isinstance(found, Ended):
-                reasoning = "".join(parts[True]).strip("\n")
-                content = "".join(parts[False])
-                content = content.lstrip("\n") if reasoning else content
-                message = {"content": content}
-                if reasoning:
-                    message["reasoning_content"] = reasoning
-                return reply.whole(message, found.stats)
+                return writer.whole(found.stats, found.logprobs)
     finally:
         leaving.cancel()
         job.cancel()
