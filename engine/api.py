@@ -208,8 +208,8 @@ class Model:
                 one; that changes how long the prompt takes, and nothing else.
             logprobs: note each token's log-probability, and those of so many likeliest, in
                 ``Run.logprobs``.
-            processors: each is given the tokens so far (n,) and the logits (vocab,) of the next, a
-                copy, and returns the logits to choose by.
+            processors: each is given the tokens so far, i32 (n,), and the logits of the next, a copy,
+                f32 (vocab,), and returns the logits to choose by.
             shown: special tokens that are in the text as they are written; others print nothing.
 
         Raises:

@@ -56,10 +56,11 @@ class Turn:
         self._ended()
 
     def stop(self, reason: str) -> Iterator[tuple[bool, str]]:
-        """Ends it early, for a reason that its stats then say; iterate for what was held back."""
+        """Ends it early, for a reason that its stats then say; what was held back comes."""
         self.run.stop(reason)
-        yield from self._thinking.parts(self.run.rest(), self.run.token_ids)
+        held = list(self._thinking.parts(self.run.rest(), self.run.token_ids))
         self._ended()
+        return iter(held)
 
     def answer(self) -> str:
         """All of it that is no reasoning; waits until it is there."""
@@ -157,6 +158,8 @@ class Conversation:
         are no conversation."""
         expected = 0
         for number, message in enumerate(messages):
+            if not isinstance(message, dict):
+                raise BadRequest(f"message {number} is {message!r:.60}; it must be a dict")
             role = message.get("role")
             if role == "system" and number == 0:
                 continue

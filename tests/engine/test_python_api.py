@@ -79,7 +79,7 @@ def test_a_turn_is_kept_once_and_only_when_it_ended(model: Model) -> None:
     assert isinstance(left, Turn)
     next(iter(left), None)
     assert talk.messages == []
-    list(left.stop("interrupted"))
+    left.stop("interrupted")
     left.answer()
     assert [each["role"] for each in talk.messages] == ["user", "assistant"]
     assert left.stats.stop_reason == "interrupted"
@@ -97,6 +97,8 @@ def test_a_conversation_goes_on_from_messages_as_if_it_had_been_held(model: Mode
 def test_messages_that_are_no_conversation_are_refused(model: Model) -> None:
     with pytest.raises(BadRequest, match="question without an answer"):
         model.chat(messages=[{"role": "user", "content": "One?"}])
+    with pytest.raises(BadRequest, match="message 0 is 'One.'; it must be a dict"):
+        model.chat(messages=["One?"])  # pyright: ignore[reportArgumentType]
     twice = [{"role": "system", "content": "Be long."}]
     with pytest.raises(BadRequest, match="message 1 is no user's"):
         model.chat("Be brief.", twice)
