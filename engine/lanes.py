@@ -2,9 +2,12 @@
 
 A lane has the caches of one text. Texts may be decoded in a thread each: what computes takes turns,
 first come, first served, and rows of texts that are decoded at the same time go through the model
-in one forward (``model.together``). The rules kept here: what a text gets never depends on who is
-beside it; and nobody waits for a text that is slow to ask: a forward begins with those that are
-there within a fraction of the time it takes.
+in one forward (``model.together``). A prompt gives way to them between its layers, and what of it
+another lane's cache holds is copied.
+
+The rules kept here: what a text gets never depends on who is beside it; nobody waits for a text that
+is slow to ask: a forward begins with those that are there within a fraction of the time it takes;
+and nobody waits for a long prompt: one layer of it, or what a forward takes, is the most.
 
     lanes = Lanes(transformer, [KvCache(config, 4096), KvCache(config, 4096)], [None, None])
     text, reused = lanes.begin(prompt_ids)
@@ -16,7 +19,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,45 +34,12 @@ from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.together import Answer, Part, Together
+from diskmoe.engine.turns import Turns
 from diskmoe.experts.store import StoreCounters
 from diskmoe.mtp.source import Draft
 
 PATIENCE = 0.25  # of the latest shared forward's seconds, that one waits for others to join
 LEAST_PATIENCE = 0.002  # seconds
-
-
-class Turns:
-    """A lock that is given in the order in which it was asked for. The thread that has it may take it
-    again: what is told of a prompt's progress may begin another text."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._line: deque[object] = deque()
-        self._owner: int | None = None  # the thread that has it, and how often it took it
-        self._taken = 0
-
-    def __enter__(self) -> None:
-        me, thread = object(), threading.get_ident()
-        with self._changed:
-            if self._owner == thread:
-                self._taken += 1
-                return
-            self._line.append(me)
-            try:
-                self._changed.wait_for(lambda: self._line[0] is me)
-            except BaseException:  # Ctrl-C: those behind are not to wait for it
-                self._line.remove(me)
-                self._changed.notify_all()
-                raise
-            self._owner, self._taken = thread, 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._taken -= 1
-            if not self._taken:
-                self._owner = None
-                self._line.popleft()
-                self._changed.notify_all()
 
 
 @dataclass(eq=False)
@@ -99,12 +68,15 @@ class Text:
     of a forward that texts share, each counts the whole.
     """
 
-    def __init__(self, lanes: Lanes, lane: Lane) -> None:
+    def __init__(self, lanes: Lanes, lane: Lane, reuse: bool) -> None:
+        """reuse: it may go on from what other texts have left."""
         self.lane = lane
+        self.reuse = reuse
         self.number = lanes.lanes.index(lane)  # of the lane
         self.counters = StoreCounters()
         self.selections = 0
         self.programs_made = 0  # and forwards beside others: neither tells what the next will cost
+        self.copied = 0  # rows of its prompt that were not computed, as another cache had them
         self.row_misses: Sequence[int] = ()
         self.hidden: Floats = np.zeros((0, 0), np.float32)  # (n, hidden) of its latest rows
         self.places: Sequence[int] = ()  # of these among those of the forward
@@ -181,6 +153,12 @@ class Lane:
         self.changing = threading.Lock()  # whose lane it is, and where its cache ends
         self.begun = 0  # the number of its latest text
 
+    def keep(self, length: int) -> None:
+        """Of what its caches hold only so many positions; a head's may have fewer."""
+        self.kv.trim(length)
+        if self.head is not None:
+            self.head.kv.trim(min(length, self.head.kv.length))
+
 
 class Lanes:
     """The lanes of a model, and their turns at the processor."""
@@ -203,7 +181,8 @@ class Lanes:
         self._on_accepted = on_accepted
         self._together = Together(transformer)
         self._begun = 0
-        self._forwards = 0
+        self._reading = Turns()  # of prompts: the rows of one wait in the model's working memory
+        self._chunks = 0
         self._joined = threading.Condition()
         self._open: _Batch | None = None
         self._expected: set[Text] = set()  # texts that will probably ask for the next forward
@@ -219,17 +198,21 @@ class Lanes:
         """
         with self.turns:  # not in the middle of another's forward
             free = [lane for lane in self.lanes if lane.text is None]
+            known = ids[:-1]  # the last token's row is the first of decoding
             lane = max(
                 free or self.lanes,
-                key=lambda lane: (bool(free and reuse) and lane.kv.reusable(ids), -lane.begun),
+                key=lambda lane: (bool(free and reuse) and lane.kv.holds(known), -lane.begun),
             )
             with lane.changing:
                 if lane.text is not None:
                     lane.text.end()
                 self._begun += 1
                 lane.begun = self._begun
-                lane.text = Text(self, lane)
-                return lane.text, lane.kv.reusable(ids) if reuse else 0
+                lane.text = Text(self, lane, reuse)
+                lane.keep(lane.kv.holds(known) if reuse else 0)
+                if reuse:
+                    self._take_over(lane, known)
+                return lane.text, lane.kv.length
 
     def close(self) -> None:
         """No text goes on."""
@@ -250,21 +233,37 @@ class Lanes:
     ) -> Floats:
         """A chunk of a prompt goes into a text's cache. What is told of its layers may end it, and
         begin another text in its lane: then not a layer more is computed."""
+        model, kv = self.transformer, text.lane.kv
+        with self._reading:
+            self._chunks += 1
+            here = self._chunks
 
-        def told(done: int, layers: int) -> None:
-            if on_layer is not None:
-                on_layer(done, layers)
-                text.check()
-                if self._forwards != here:  # in a lane of its own, but in the same working memory
-                    raise BadRequest("another text was computed within the progress of this one")
+            def tell(done: int) -> None:
+                if on_layer is not None:
+                    on_layer(done, len(model.layers))
+                    text.check()
+                    if self._chunks != here:  # in another lane, but in the same working memory
+                        raise BadRequest("another text was read within the progress of this one")
 
+            with text.alone():
+                copied = self._take_over(text.lane, kv.tokens + ids.tolist()) if text.reuse else 0
+            text.copied += copied
+            layers = model.prompt(ids[copied:], kv)
+            while not self._read(text, layers, tell):
+                pass
+        return np.zeros((0, model.vocab_size), np.float32)
+
+    def _read(self, text: Text, layers: Iterator[int], tell: Callable[[int], None]) -> bool:
+        """Some layers of a chunk in one turn, as long as a forward takes; whether it is whole."""
         with text.alone():
-            self._forwards += 1
-            here = self._forwards
-            logits = self.transformer.forward(ids, "none", told, text.lane.kv)
+            give_way = time.perf_counter() + self._seconds
+            for done in layers:
+                tell(done)
+                if time.perf_counter() > give_way:
+                    return False
             self._left_for(text, self.transformer.hidden, ())
             self._on_forward()
-        return logits
+            return True
 
     def forward(self, text: Text, part: Part) -> Floats:
         """A text's part of a forward with the texts that ask at the same time; its logits."""
@@ -304,6 +303,16 @@ class Lanes:
         with self._joined:
             self._expected.discard(text)
             self._joined.notify_all()
+
+    def _take_over(self, lane: Lane, ids: Sequence[int]) -> int:
+        """Positions of a text of these tokens that the lane's cache had not, and another's has, are
+        copied; how many."""
+        here = lane.kv.length
+        donor = max(self.lanes, key=lambda each: each.kv.holds(ids))
+        found = donor.kv.holds(ids)
+        if found > here:
+            lane.kv.take_over(donor.kv, found)
+        return max(0, found - here)
 
     @contextmanager
     def booked(self, texts: Sequence[Text]) -> Iterator[None]:
@@ -347,7 +356,6 @@ class Lanes:
     def _compute(self, requests: Sequence[_Request]) -> None:
         if not requests:
             return
-        self._forwards += 1
         began, model = time.perf_counter(), self.transformer
         parts = [request.part for request in requests]
         with self.booked([request.text for request in requests]):
@@ -359,7 +367,7 @@ class Lanes:
                 answers = self._together.forward(parts)
         self._seconds = time.perf_counter() - began
         drafts = sum(len(answer.hidden) for answer in answers) > len(answers)
-        self._useful = set(range(len(answers))) if drafts else None
+        self._useful = {answer.places[0] for answer in answers} if drafts else None
         for request, answer in zip(requests, answers, strict=True):
             self._left_for(request.text, answer.hidden, answer.places)
             request.logits = answer.logits

@@ -12,7 +12,7 @@ from tiny_model import random_tensors, tiny_config, write_checkpoint
 from diskmoe.engine.api import Model, Options, Sampling
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
-from diskmoe.engine.lanes import Turns
+from diskmoe.engine.turns import Turns
 from diskmoe.mtp.verify import verify
 
 FAMILIES = ["qwen3_moe", "qwen3_next", "glm4_moe"]
@@ -198,7 +198,7 @@ def test_a_text_within_the_progress_of_another_ends_that_one(path: Path) -> None
                 inner.append(run.token_ids)
 
         outer = model.generate(first, limit=6, on_prefill=begin_another)
-        with pytest.raises(BadRequest, match="within the progress of this one"):
+        with pytest.raises(BadRequest, match="read within the progress"):
             list(outer)
         again = model.generate(first, limit=6)
         list(again)

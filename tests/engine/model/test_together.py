@@ -103,10 +103,19 @@ def test_a_text_that_does_not_fit_leaves_all_caches_as_they_were(model, texts) -
         together.forward([Part(first, [], "last")])
 
 
-def test_rows_that_are_no_drafts_stand_first(model) -> None:
+def test_rows_of_a_text_stand_together_and_only_drafts_are_in_doubt(model, monkeypatch) -> None:
+    """What a certain row wants is in no doubt, though a draft before it wants it too."""
+    cooled: list[int] = []
+    monkeypatch.setattr(model._store, "cool", lambda layer, experts: cooled.append(layer))
     caches = [cache(model), cache(model)]
     answers = Together(model).forward(
         [Part(caches[0], [1, 2, 3], "all"), Part(caches[1], [4, 5], "all")]
     )
-    assert [list(answer.places) for answer in answers] == [[0, 2, 3], [1, 4]]
-    model.accepted({0, 1, 2})
+    assert [list(answer.places) for answer in answers] == [[0, 1, 2], [3, 4]]
+    model.accepted(range(5))
+    assert not cooled
+    again = [cache(model), cache(model)]  # the draft and the other's token are the same row
+    Together(model).forward([Part(again[0], [1, 2], "all"), Part(again[1], [1], "last")])
+    sure = model.row_misses
+    Together(model).forward([Part(cache(model), [1], "last"), Part(cache(model), [1], "last")])
+    assert len(sure) == 3
