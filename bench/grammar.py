@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import gc
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module, metadata, util
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from diskmoe.bench.grammar_texts import DOCUMENTS
+from diskmoe.bench.matchers import Matcher, Ours, Say, peers
+from diskmoe.bench.vocabulary_file import greedy, read_vocabulary
 from diskmoe.bench.words import understood
 from diskmoe.engine.errors import BadRequest
-from diskmoe.grammar_draft.constraint import Constraint
-from diskmoe.grammar_draft.gbnf import parse
-from diskmoe.grammar_draft.languages import from_schema
-from diskmoe.grammar_draft.library import load
-from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.grammar_draft.vocabulary import Vocabulary
-
-Say = Callable[[str], None]
 
 USAGE = """\
 usage: diskmoe bench grammar [options]
@@ -42,63 +35,6 @@ and compilation. Microseconds, milliseconds for compilation: median / 99 of 100 
 """
 FLAGS = {"--vocabulary": True, "--runs": True, "--ours": False}
 SETTINGS = ("JSON", "DEBUG", "VERBOSE")
-SPARE_IDS = 293  # special tokens behind the others, as Qwen's files have them
-
-ARITHMETIC = r"""
-root  ::= (expr "=" ws term "\n")+
-expr  ::= term ([-+*/] ws term)*
-term  ::= ident | num | "(" ws expr ")" ws
-ident ::= [a-z] [a-z0-9_]* ws
-num   ::= [0-9]+ ws
-ws    ::= [ \t]*
-"""
-ARITHMETIC_LARK = r"""
-start: (expr "=" WS term "\n")+
-expr: term (/[-+*\/]/ WS term)*
-term: IDENT WS | NUM WS | "(" WS expr ")" WS
-IDENT: /[a-z][a-z0-9_]*/
-NUM: /[0-9]+/
-WS: /[ \t]*/
-"""
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "age": {"type": "integer"},
-        "role": {"enum": ["admin", "administrator", "guest", "user"]},
-    },
-    "required": ["name", "age", "role"],
-    "additionalProperties": False,
-}
-DOCUMENTS = {
-    "JSON": [
-        json.dumps(
-            {
-                "title": "Reise nach Zürich — 旅行 🚄",
-                "tags": ["train", "mountains", "näher", "日本語"],
-                "stops": [
-                    {"name": "Genève", "minutes": 12, "open": True, "notes": None},
-                    {
-                        "name": 'Bern "Hbf"',
-                        "minutes": 7.5,
-                        "open": False,
-                        "notes": "coffee\nand cake",
-                    },
-                    {"name": "Olten", "minutes": -1e3, "open": True, "notes": ["a", ["b", {}]]},
-                ],
-                "price": {"amount": 129.90, "currency": "CHF", "parts": [64.95, 64.95]},
-                "comment": "Please keep the window seat, it is a birthday present for my sister.",
-            },
-            ensure_ascii=False,
-        )
-    ],
-    "schema": [
-        '{"name": "Ada Lovelace", "age": 36, "role": "administrator"}',
-        '{"name": "Jürgen Müller-Lüdenscheid", "age": 7, "role": "guest"}',
-        '{"name": "王小明", "age": 101, "role": "admin"}',
-    ],
-    "arithmetic": ["(alpha + 12) * (beta_2 - (7 / gamma)) + ((x1 * 34) - (y + 5)) / delta = 42\n"],
-}
 
 
 @dataclass(frozen=True)
@@ -117,110 +53,6 @@ class Line:
     how: str  # what the grammar was made into, where the program says so
 
 
-class Matcher(Protocol):
-    """A grammar at one place of a document."""
-
-    how: str
-
-    def mask(self) -> Any: ...
-    def accept(self, token: int) -> bool: ...
-    def fork(self) -> Any: ...
-    def restart(self) -> None: ...
-
-
-class Ours:
-    """diskmoe's constraint."""
-
-    def __init__(self, kind: str, vocabulary: Vocabulary):
-        self._rules = Constraint(_grammar(kind), vocabulary)
-        self.how = self._rules.how
-        self.restart()
-
-    def restart(self) -> None:
-        self._state = self._rules.start
-
-    def mask(self) -> Any:
-        return self._rules.mask(self._state)
-
-    def accept(self, token: int) -> bool:
-        after = self._rules.accept(self._state, token)
-        self._state = after
-        return after is not None
-
-    def fork(self) -> Any:
-        return self._state
-
-
-def _grammar(kind: str) -> Grammar:
-    if kind == "JSON":
-        return load("json")
-    return parse(ARITHMETIC) if kind == "arithmetic" else from_schema(SCHEMA)
-
-
-class XGrammar:
-    """XGrammar's matcher."""
-
-    def __init__(self, kind: str, tokenizer: Any):
-        xgrammar = import_module("xgrammar")
-
-        compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
-        if kind == "JSON":
-            self._compiled = compiler.compile_builtin_json_grammar()
-        elif kind == "schema":
-            self._compiled = compiler.compile_json_schema(json.dumps(SCHEMA))
-        else:
-            self._compiled = compiler.compile_grammar(ARITHMETIC)
-        self._words = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
-        self._new = xgrammar.GrammarMatcher
-        self.how = ""
-        self.restart()
-
-    def restart(self) -> None:
-        self._matcher = self._new(self._compiled)
-
-    def mask(self) -> Any:
-        self._matcher.fill_next_token_bitmask(self._words)
-        return self._words.numpy()[0].view(np.uint32)
-
-    def accept(self, token: int) -> bool:
-        return self._matcher.accept_token(token)
-
-    def fork(self) -> Any:
-        return self._matcher.fork()
-
-
-class Llguidance:
-    """llguidance's matcher."""
-
-    def __init__(self, kind: str, tokenizer: Any):
-        llguidance = import_module("llguidance")
-
-        if kind == "arithmetic":
-            text = llguidance.LLMatcher.grammar_from_lark(ARITHMETIC_LARK)
-        else:
-            text = llguidance.LLMatcher.grammar_from_json_schema(SCHEMA if kind == "schema" else {})
-        self._matcher = self._first = llguidance.LLMatcher(tokenizer, text)
-        if self._matcher.is_error():
-            raise BadRequest(f"llguidance: {self._matcher.get_error()}")
-        self._words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
-        self._at, self._bytes = self._words.ctypes.data, self._words.nbytes
-        self.how = ""
-        self.restart()
-
-    def restart(self) -> None:
-        self._matcher = self._first.deep_copy()
-
-    def mask(self) -> Any:
-        self._matcher.unsafe_compute_mask_ptr(self._at, self._bytes)
-        return self._words.view(np.uint32)
-
-    def accept(self, token: int) -> bool:
-        return self._matcher.consume_token(token)
-
-    def fork(self) -> Any:
-        return self._matcher.deep_copy()
-
-
 def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """Measures, prints. Raises BadRequest for words that are wrong."""
     line = understood("grammar", words, env, FLAGS, SETTINGS)
@@ -230,99 +62,13 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     runs = line.whole("--runs", 1, 1000, 7)
     makers: dict[str, Callable[[str], Matcher]] = {"diskmoe": lambda k: Ours(k, vocabulary)}
     if "--ours" not in line.flags:
-        makers |= _peers(vocabulary, say)
+        makers |= peers(vocabulary, say)
     lines = [found for kind in DOCUMENTS for found in measured(kind, makers, vocabulary, runs)]
     if line.values["JSON"].value:
         print(json.dumps({"tokens": len(vocabulary), "lines": [asdict(found) for found in lines]}))
     else:
         print(table(lines, len(vocabulary)), end="")
     return 0
-
-
-def read_vocabulary(place: str | None) -> Vocabulary:
-    """The tokens of a file. Raises BadRequest where there is none, or it is none of ours."""
-    if place is None:
-        found = util.find_spec("dashscope")
-        if found is None or not found.submodule_search_locations:
-            raise BadRequest(
-                "bench grammar needs a vocabulary: --vocabulary FILE, or "
-                "pip install --no-deps dashscope"
-            )
-        place = str(Path(found.submodule_search_locations[0]) / "resources" / "qwen.tiktoken")
-    try:
-        data = Path(place).read_bytes()
-        texts: list[bytes | None] = []
-        for line in data.splitlines():
-            text, number = line.split()
-            if int(number) != len(texts):
-                raise ValueError(f"line {len(texts) + 1} has the id {int(number)}")
-            texts.append(base64.b64decode(text, validate=True))
-    except (OSError, ValueError) as error:
-        raise BadRequest(f"{place} is no vocabulary: {error}") from None
-    special = {len(texts) + i: f"<|{i}|>" for i in range(SPARE_IDS)}
-    return Vocabulary([*texts, *[None] * SPARE_IDS], special, {len(texts)})
-
-
-class Wrapped:
-    """A vocabulary as llguidance takes it."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __init__(self, vocabulary: Vocabulary, texts: Sequence[bytes]):
-        self._vocabulary = vocabulary
-        (self.eos_token_id,) = vocabulary.ends
-        self.special_token_ids = list(vocabulary.special)
-        self.tokens = texts
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        return greedy(text.encode() if isinstance(text, str) else text, self._vocabulary)
-
-
-def _peers(vocabulary: Vocabulary, say: Say) -> dict[str, Callable[[str], Matcher]]:
-    """The other programs that are installed."""
-    found: dict[str, Callable[[str], Matcher]] = {}
-    texts = [text or b"" for text in vocabulary.texts]
-    (end,) = vocabulary.ends
-    if util.find_spec("xgrammar"):
-        xgrammar = import_module("xgrammar")
-
-        for token, text in vocabulary.special.items():
-            texts[token] = text.encode()
-        info = xgrammar.TokenizerInfo(texts, vocab_size=len(texts), stop_token_ids=[end])
-        found[f"XGrammar {metadata.version('xgrammar')}"] = lambda kind: XGrammar(kind, info)
-    if util.find_spec("llguidance"):
-        llguidance = import_module("llguidance")
-
-        made = llguidance.LLTokenizer(Wrapped(vocabulary, texts), len(texts))
-        found[f"llguidance {metadata.version('llguidance')}"] = lambda kind: Llguidance(kind, made)
-    for name in ("xgrammar", "llguidance"):
-        if not util.find_spec(name):
-            say(f"{name} is not installed: pip install {name} to compare with it")
-    return found
-
-
-def greedy(text: bytes, vocabulary: Vocabulary) -> list[int]:
-    """A text as the longest tokens that fit, from left to right."""
-    trie = vocabulary.trie
-    found: list[int] = []
-    at = 0
-    while at < len(text):
-        node, stop, size = 0, len(trie.byte), 0
-        best = (0, -1)
-        while node < stop and at + size < len(text):
-            if trie.byte[node] != text[at + size]:
-                node = int(trie.end[node])
-                continue
-            size += 1
-            if trie.first[node] < trie.first[node + 1]:
-                best = size, int(trie.tokens[trie.first[node]])
-            node, stop = node + 1, int(trie.end[node])
-        if not best[0]:
-            raise BadRequest(f"the vocabulary has no token for {text[at : at + 1]!r}")
-        found.append(best[1])
-        at += best[0]
-    return found
 
 
 def measured(

@@ -1,6 +1,4 @@
-"""A lock that keeps the order in which it was asked for."""
-
-from __future__ import annotations
+"""Whose turn it is: a lock that keeps the order in which threads asked for it."""
 
 import threading
 from collections import deque

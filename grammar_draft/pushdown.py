@@ -19,42 +19,14 @@ LR(1) are what does not end here: then some count is reached, and `Undecided` sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from heapq import heappop, heappush
+from collections.abc import Iterator, Mapping
 
-from diskmoe.grammar_draft.checks import cost
-from diskmoe.grammar_draft.graph import END, Graph, components
-from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Symbol, Token
+from diskmoe.grammar_draft.graph import Graph
+from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.grammar_draft.subsets import Subsets
 from diskmoe.grammar_draft.table import END_OF_TEXT, Accept, Action, Go, Return, Row, Switch
 
-MAX_STATES = 6000
-MAX_WORK = 200_000  # items and edges looked at
-MAX_DEPTH = 16  # open calls, one in another, that one state holds
-MAX_COPIED = 100  # states of a rule that is called from several places, about
-MAX_PORTS = 8  # rules that are open side by side on the stack
 _ALL = END_OF_TEXT * 2 - 1
-
-
-class Tail:
-    """Calls that are open: what follows once the innermost is complete. One object per content. A
-    port stands for what the symbol below a state says."""
-
-    __slots__ = ("depth", "items", "port", "pushable")
-
-    def __init__(self, items: Kernel, pushable: bool, port: int = -1):
-        self.items = items
-        self.pushable = pushable  # whether what is behind it may be a symbol of the stack
-        self.port = port  # -1: none
-        self.depth = 0 if port >= 0 else 1 + max(tail.depth for _, tail in items)
-
-
-Item = tuple[int, Tail]
-Kernel = frozenset[Item]
-Calls = dict[int, tuple[dict[Item, None], dict[Tail, None]]]  # frames, and tails of last calls
-
-
-class Undecided(Exception):
-    """No automaton with a stack within the limits; the text says which was reached."""
 
 
 class Pushdown:
@@ -65,270 +37,68 @@ class Pushdown:
 
         Raises Undecided.
         """
-        self._graph = graph
-        self._pushed = pushed
-        self._same: dict[object, int] = {}
-        self._canon: dict[int, int] = {}
-        self._ports = [Tail(frozenset(), False, port) for port in range(MAX_PORTS)]
-        self._tails: dict[tuple[Kernel, bool], Tail] = {}
-        self._numbers: dict[tuple[Kernel, ...], int] = {}
-        self._contents: list[tuple[Kernel, ...]] = []  # by port; of a state just what it is
-        self._steps: list[list[tuple[int, int, int]]] = []  # (bytes, symbol or -1, state)
-        self._ends: list[int] = []  # the ports that a state may have completed, as a set
+        subsets = self._subsets = Subsets(graph, pushed)
         self._landed: dict[tuple[int, int], int] = {}  # (ports, symbol that is several) -> state
         self._taken: dict[tuple[int, int], int] = {}  # (state, symbol) -> both as one state
-        self._work = 0
-        self._number(frozenset())
-        self.start = self._number(frozenset([(graph.called(grammar.root), self._ports[0])]))
-        self._explore()
+        root = (graph.called(grammar.root), subsets.ports[0])
+        self.start = subsets.number(frozenset([root]))
+        subsets.explore()
         self._decide()
-
-    # states
-
-    def _number(self, *contents: Kernel) -> int:
-        """The number of a state, or of a symbol that is several."""
-        known = self._numbers.get(contents)
-        if known is None:
-            if len(self._contents) >= MAX_STATES:
-                raise Undecided(f"more than {MAX_STATES} states")
-            known = self._numbers[contents] = len(self._contents)
-            self._contents.append(contents)
-        return known
-
-    def _spend(self, work: int) -> None:
-        self._work += work
-        if self._work > MAX_WORK:
-            raise Undecided(f"more than {MAX_WORK} steps of work")
-
-    def _explore(self) -> None:
-        """Works out the steps of all states that have none yet, and of those they lead to."""
-        while len(self._steps) < len(self._contents):
-            contents = self._contents[len(self._steps)]
-            steps: list[tuple[int, int, int]] = []
-            self._steps.append(steps)
-            if len(contents) > 1:
-                self._ends.append(0)
-                continue
-            reads, ends = self._closure(next(iter(contents)))
-            self._ends.append(ends)
-            for some, reached in self._parted(reads):
-                symbol, to = self._cut(reached)
-                steps.append((some, symbol, self._number(to)))
-
-    def _closure(self, kernel: Iterable[Item]) -> tuple[list[Item], int]:
-        """What a state may do next: positions that read, and the ports that it has completed."""
-        heads = self._graph.heads
-        reads: dict[Item, None] = {}
-        calls: Calls = {}
-        ends = 0
-        queue = list(kernel)
-        seen = set(queue)
-        for position, tail in queue:  # grows
-            head = heads(position)
-            for other in head.positions:
-                reads[other, tail] = None
-            for rule, behind in head.calls:
-                self._call(calls, rule, behind, tail)
-            if head.ends:
-                if tail.port >= 0:
-                    ends |= 1 << tail.port
-                    continue
-                for item in tail.items:
-                    if item not in seen:
-                        seen.add(item)
-                        queue.append(item)
-        if calls:
-            self._enter(calls, reads)
-        self._spend(len(queue) + len(reads))
-        return list(reads), ends
-
-    def _call(self, calls: Calls, rule: int, behind: int, tail: Tail) -> None:
-        framed, bare = calls.setdefault(rule, ({}, {}))
-        if self._graph.heads(behind).only_ends:
-            bare[tail] = None  # nothing left to do there: no frame
-        else:
-            framed[self._canonical(behind), tail] = None
-
-    def _enter(self, calls: Calls, reads: dict[Item, None]) -> None:
-        """Enters called rules, callers before callees, each once."""
-        order = self._graph.order
-        heap = sorted((-order[rule], rule) for rule in calls)
-        while heap:
-            _, rule = heappop(heap)
-            framed, bare = calls.pop(rule)
-            if not framed and len(bare) == 1:
-                (tail,) = bare
-            else:
-                items = set(framed)
-                for other in bare:
-                    items.update(other.items if other.port < 0 else ((END, other),))
-                tail = self._tail(frozenset(items), rule in self._pushed)
-            entry = self._graph.entry(rule)
-            for position in entry.positions:
-                reads[position, tail] = None
-            for other, behind in entry.calls:
-                if other not in calls:
-                    heappush(heap, (-order[other], other))
-                self._call(calls, other, behind, tail)
-
-    def _tail(self, items: Kernel, pushable: bool) -> Tail:
-        known = self._tails.get((items, pushable))
-        self._spend(len(items))
-        if known is None:
-            known = self._tails[items, pushable] = Tail(items, pushable)
-            if known.depth > MAX_DEPTH:
-                raise Undecided(f"more than {MAX_DEPTH} open calls in one state")
-        return known
-
-    def _parted(self, reads: list[Item]) -> list[tuple[int, Kernel]]:
-        """Where bytes lead: disjoint sets of bytes, each with all that it leads to."""
-        edges = self._graph.edges
-        canonical = self._canonical
-        if len(reads) == 1 and len(edges[reads[0][0]]) == 1:
-            (some, behind), tail = edges[reads[0][0]][0], reads[0][1]
-            return [(some, frozenset([(canonical(behind), tail)]))]
-        parts: list[tuple[int, set[Item]]] = []
-        union = 0
-        for position, tail in reads:
-            for some, behind in edges[position]:
-                item = (canonical(behind), tail)
-                if not some & union:
-                    parts.append((some, {item}))
-                    union |= some
-                    continue
-                union |= some
-                self._spend(len(parts))
-                for i in range(len(parts)):
-                    bits, reached = parts[i]
-                    common = bits & some
-                    if not common:
-                        continue
-                    if common == bits:
-                        reached.add(item)
-                    else:
-                        parts[i] = (bits & ~common, reached)
-                        parts.append((common, {*reached, item}))
-                    some &= ~common
-                    if not some:
-                        break
-                if some:
-                    parts.append((some, {item}))
-        joined: dict[Kernel, int] = {}
-        for bits, reached in parts:
-            kernel = frozenset(reached)
-            joined[kernel] = joined.get(kernel, 0) | bits
-        return [(bits, kernel) for kernel, bits in joined.items()]
-
-    def _cut(self, reached: Kernel) -> tuple[int, Kernel]:
-        """Parts calls that lie below all that was reached: (the symbol to push or -1, the state)."""
-        tails = {tail for _, tail in reached}
-        if any(tail.port >= 0 for tail in tails):
-            return -1, reached
-        alone = len(tails) == 1 and next(iter(tails)).pushable
-        cut = list(tails) if alone else self._lowest(tails)
-        if not cut:
-            return -1, reached
-        ports = dict(zip(cut, self._ports, strict=False))
-        return self._number(*(tail.items for tail in cut)), self._moved(reached, ports)
-
-    def _lowest(self, tails: set[Tail]) -> list[Tail]:
-        """Tails that may be pushed and that everything lies above: one, or else several."""
-        found = set(tails)
-        while all(tail.port < 0 for tail in found):
-            highest = max(found, key=_depth)
-            if len(found) == 1 and highest.pushable:
-                return [highest]
-            found.discard(highest)  # paths to what is below all of them lead through its items
-            found.update(tail for _, tail in highest.items)
-        found = set(tails)
-        while all(tail.port < 0 for tail in found):
-            within = [tail for tail in found if not tail.pushable]
-            if not within:
-                return sorted(found, key=self._rank) if len(found) <= MAX_PORTS else []
-            found.difference_update(within)
-            found.update(below for tail in within for _, below in tail.items)
-        return []
-
-    def _rank(self, tail: Tail) -> list[int]:
-        return sorted(position for position, _ in tail.items)
-
-    def _moved(self, items: Kernel, places: Mapping[Tail, Tail]) -> Kernel:
-        """Items with other tails in the place of some."""
-        known = dict(places)
-
-        def moved(tail: Tail) -> Tail:
-            if tail.port >= 0:
-                return known.get(tail, tail)
-            if tail not in known:
-                inside = frozenset((position, moved(below)) for position, below in tail.items)
-                known[tail] = self._tail(inside, tail.pushable)
-            return known[tail]
-
-        return frozenset((position, moved(tail)) for position, tail in items)
-
-    def _canonical(self, position: int) -> int:
-        """The one position for all that go on alike."""
-        known = self._canon.get(position)
-        if known is None:
-            head = self._graph.heads(position)
-            key = (frozenset(head.positions), frozenset(head.calls), head.ends)
-            known = self._canon[position] = self._same.setdefault(key, position)
-        return known
-
-    # returns
 
     def _decide(self) -> None:
         """Finds out where complete states return, and where only the symbol below can say."""
         while True:
-            known = len(self._contents), len(self._landed), len(self._taken)
+            known = len(self._subsets.contents), len(self._landed), len(self._taken)
             self._below = self._find_below()
             groups: dict[tuple[int, int], list[int]] = {}  # states that return alike
-            for state, ends in enumerate(self._ends):
+            for state, ends in enumerate(self._subsets.ends):
                 if ends:
                     groups.setdefault((self._below[state], ends), []).append(state)
             self._returns = {
                 group: [(symbol, self._landing(group[1], symbol)) for symbol in _members(group[0])]
                 for group in groups
             }
-            self._explore()
+            self._subsets.explore()
             self._find_firsts(groups)
             for group, states in groups.items():
                 for state in states:
                     if self._own[state] & self._behind[group]:
                         self._take_all(state, self._returns[group])
-            if (len(self._contents), len(self._landed), len(self._taken)) == known:
+            if (len(self._subsets.contents), len(self._landed), len(self._taken)) == known:
                 break
-            self._explore()
+            self._subsets.explore()
 
     def _landing(self, ends: int, symbol: int) -> int:
         """Where a state that has completed these ports returns."""
-        contents = self._contents[symbol]
+        contents = self._subsets.contents[symbol]
         if len(contents) == 1:
             return symbol
         known = self._landed.get((ends, symbol))
         if known is None:
             ports = (kernel for port, kernel in enumerate(contents) if ends >> port & 1)
-            known = self._landed[ends, symbol] = self._number(frozenset().union(*ports))
+            known = self._landed[ends, symbol] = self._subsets.number(frozenset().union(*ports))
         return known
 
     def _take_all(self, state: int, returns: list[tuple[int, int]]) -> None:
         for symbol, to in returns:
             if self._own[state] & self._firsts[to] and (state, symbol) not in self._taken:
-                self._spend(1)
+                self._subsets.spend(1)
                 self._take(state, symbol)
 
     def _take(self, state: int, symbol: int) -> None:
         """A state that may go on by itself or return to `symbol`: both as one."""
-        tails = [self._tail(kernel, True) for kernel in self._contents[symbol]]
-        places = dict(zip(self._ports, tails, strict=False))
-        self._taken[state, symbol] = self._number(self._moved(self._contents[state][0], places))
+        tails = [self._subsets.tail(kernel, True) for kernel in self._subsets.contents[symbol]]
+        places = dict(zip(self._subsets.ports, tails, strict=False))
+        self._taken[state, symbol] = self._subsets.number(
+            self._subsets.moved(self._subsets.contents[state][0], places)
+        )
 
     def _find_below(self) -> list[int]:
         """Per state the symbols that may be right below it, as a set."""
-        below = [0] * len(self._contents)
-        onward: list[set[int]] = [set() for _ in self._contents]  # states at the same level
+        below = [0] * len(self._subsets.contents)
+        onward: list[set[int]] = [set() for _ in self._subsets.contents]  # states at the same level
         below[self.start] = 1
-        for state, steps in enumerate(self._steps):
+        for state, steps in enumerate(self._subsets.steps):
             for _, symbol, to in steps:
                 if symbol < 0:
                     onward[state].add(to)
@@ -340,7 +110,7 @@ class Pushdown:
         queue = [state for state, symbols in enumerate(below) if symbols]
         while queue:
             state = queue.pop()
-            self._spend(1 + len(onward[state]))
+            self._subsets.spend(1 + len(onward[state]))
             for other in onward[state]:
                 if below[state] & ~below[other]:
                     below[other] |= below[state]
@@ -350,8 +120,8 @@ class Pushdown:
     def _find_firsts(self, groups: Mapping[tuple[int, int], list[int]]) -> None:
         """Finds per state what may come next, returns included, and per group what may behind a
         return; the end of the text as well."""
-        self._own = [0] * len(self._contents)  # what a state reads by itself
-        for state, steps in enumerate(self._steps):
+        self._own = [0] * len(self._subsets.contents)  # what a state reads by itself
+        for state, steps in enumerate(self._subsets.steps):
             for some, _, _ in steps:
                 self._own[state] |= some
         firsts = self._firsts = list(self._own)
@@ -361,7 +131,7 @@ class Pushdown:
         while changed:
             changed = False
             for group, states in groups.items():
-                self._spend(1 + len(states))
+                self._subsets.spend(1 + len(states))
                 total = 0
                 for _, to in self._returns[group]:
                     total |= firsts[to]
@@ -376,20 +146,20 @@ class Pushdown:
     def rows(self) -> list[Row]:
         """What each state does with each byte. Raises Undecided."""
         rows: list[Row] = [[(END_OF_TEXT, Accept())]]
-        rows += [self._row(state, _ALL) for state in range(1, len(self._contents))]
+        rows += [self._row(state, _ALL) for state in range(1, len(self._subsets.contents))]
         return rows
 
     def _row(self, state: int, some: int) -> Row:
         """What a state does with some of the bytes."""
         row: Row = []
-        group = (self._below[state], self._ends[state])
+        group = (self._below[state], self._subsets.ends[state])
         returned = self._behind.get(group, 0)  # bytes that are read behind a return
         switched = 0
         if returned and self._landed:
             for symbol, to in self._returns[group]:
                 switched |= self._firsts[to] if to != symbol else 0
         returned &= some
-        for bits, symbol, to in self._steps[state]:
+        for bits, symbol, to in self._subsets.steps[state]:
             bits &= some
             if bits:
                 go = Go(to, () if symbol < 0 else (symbol,))
@@ -407,8 +177,8 @@ class Pushdown:
     def _switches(self, state: int, some: int, go: Go | None) -> Row:
         """The rows of bytes where the symbol below a state says what they do. go: what the state
         does with them by itself."""
-        returns = self._returns[self._below[state], self._ends[state]]
-        self._spend(len(returns))
+        returns = self._returns[self._below[state], self._subsets.ends[state]]
+        self._subsets.spend(len(returns))
         parts: dict[int, dict[int, Action]] = {some: {}}
         for symbol, landed in returns:
             both = some & self._firsts[landed]
@@ -433,43 +203,6 @@ class Pushdown:
         ]
 
 
-def shared(grammar: Grammar, pushed: set[int]) -> set[int]:
-    """The rules that should be pushed beside those that must: what would be copied too often."""
-    component = components({rule: sorted(set(grammar.uses(rule))) for rule in grammar.used})
-    calls = dict.fromkeys(grammar.used, 0)  # that come back
-    for rule in grammar.used:
-        for alternative in grammar.rules[rule].alternatives:
-            for place, symbol in enumerate(alternative):
-                item = symbol.item if isinstance(symbol, Repeat) else symbol
-                if isinstance(item, Ref) and (item is not symbol or place != len(alternative) - 1):
-                    calls[item.rule] += 1
-    found = set(pushed)
-    sizes: dict[int, int] = {}  # states, about, with those of the calls that stay within
-    for rule in sorted(grammar.used, key=component.__getitem__):  # callees before callers
-        size = 0
-        for alternative in grammar.rules[rule].alternatives:
-            for symbol in alternative:
-                item = symbol.item if isinstance(symbol, Repeat) else symbol
-                size += cost(symbol)
-                if isinstance(item, Ref) and item.rule not in found:
-                    size += _times(symbol) * sizes.get(item.rule, 0)
-        sizes[rule] = min(size, MAX_WORK)
-        if (calls[rule] - 1) * sizes[rule] > MAX_COPIED:
-            found.add(rule)
-    return found
-
-
-def _times(symbol: Symbol) -> int:
-    """How often a symbol stands in a state's way."""
-    return max(symbol.high or symbol.low + 1, 1) if isinstance(symbol, Repeat) else 1
-
-
-def names_tokens(grammar: Grammar) -> bool:
-    """Whether a grammar names tokens, which no byte can stand for."""
-    symbols = (s for n in grammar.used for a in grammar.rules[n].alternatives for s in a)
-    return any(isinstance(s.item if isinstance(s, Repeat) else s, Token) for s in symbols)
-
-
 def _members(some: int) -> Iterator[int]:
     """The members of a set of small numbers."""
     while some:
@@ -480,30 +213,3 @@ def _members(some: int) -> Iterator[int]:
 
 def _symbol(case: tuple[int, Action]) -> int:
     return case[0]
-
-
-def _depth(tail: Tail) -> int:
-    return tail.depth
-
-
-def recurring(grammar: Grammar, graph: Graph) -> set[int]:
-    """The rules that need a stack: those in circles of calls of which one comes back.
-
-    A call that is the last thing in an alternative does not come back, and first calls in circles
-    are left recursion, which `Graph` solves.
-    """
-    component = components({rule: sorted(set(grammar.uses(rule))) for rule in grammar.used})
-    found: set[int] = set()
-    for rule in grammar.used:
-        family = graph.family.get(rule, ())
-        for alternative in grammar.rules[rule].alternatives:
-            for place, symbol in enumerate(alternative):
-                once = not isinstance(symbol, Repeat) or symbol.high == 1
-                item = symbol.item if isinstance(symbol, Repeat) else symbol
-                if not isinstance(item, Ref) or component[item.rule] != component[rule]:
-                    continue
-                last = once and place == len(alternative) - 1 and not family
-                leading = item is symbol and not place and item.rule in family
-                if not last and not leading:
-                    found.add(component[rule])
-    return {rule for rule in grammar.used if component[rule] in found}

@@ -17,8 +17,8 @@ from diskmoe.compiled.functions import kernel
 from diskmoe.grammar_draft.automaton import Automaton, Tail
 from diskmoe.grammar_draft.automaton import State as Stacks
 from diskmoe.grammar_draft.errors import DeadEnd
-from diskmoe.grammar_draft.table import CHARACTERS
 from diskmoe.grammar_draft.trie import I32, OTHERS, WHOLE, Words
+from diskmoe.grammar_draft.utf8 import CHARACTERS
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
 MAX_KEPT = 50_000  # states, and tokens whose states are remembered

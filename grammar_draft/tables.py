@@ -22,15 +22,12 @@ from typing import Any
 import numpy as np
 
 from diskmoe.grammar_draft.graph import Graph
-from diskmoe.grammar_draft.pushdown import (
-    Pushdown,
-    Undecided,
-    names_tokens,
-    recurring,
-    shared,
-)
+from diskmoe.grammar_draft.laid import table_of
+from diskmoe.grammar_draft.pushdown import Pushdown
+from diskmoe.grammar_draft.pushed import names_tokens, recurring, shared
 from diskmoe.grammar_draft.rules import Grammar
-from diskmoe.grammar_draft.table import ACCEPT, GO, RETURN, SWITCH, Table, completed, table_of
+from diskmoe.grammar_draft.subsets import Undecided
+from diskmoe.grammar_draft.table import ACCEPT, GO, RETURN, SWITCH, Table, completed
 
 KEPT = 64  # tables in memory
 MAX_BYTES = 64 << 20  # of a file

@@ -17,10 +17,12 @@ from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.grammar_draft.graph import Graph
-from diskmoe.grammar_draft.pushdown import Pushdown, Undecided, recurring
+from diskmoe.grammar_draft.laid import table_of
+from diskmoe.grammar_draft.pushdown import Pushdown
+from diskmoe.grammar_draft.pushed import recurring
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.grammar_draft.stacked import Stacked
-from diskmoe.grammar_draft.table import table_of
+from diskmoe.grammar_draft.subsets import Undecided
 from diskmoe.grammar_draft.tabled import Tabled
 from diskmoe.grammar_draft.tiers import Tier
 from diskmoe.grammar_draft.vocabulary import Vocabulary

@@ -12,10 +12,14 @@ import pytest
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.grammar_draft.graph import Graph
+from diskmoe.grammar_draft.laid import table_of
 from diskmoe.grammar_draft.library import load
-from diskmoe.grammar_draft.pushdown import Pushdown, Undecided
+from diskmoe.grammar_draft.loops import FOREVER
+from diskmoe.grammar_draft.minimal import refine
+from diskmoe.grammar_draft.pushdown import Pushdown
 from diskmoe.grammar_draft.rules import Chars, Grammar, Ref, Rule
-from diskmoe.grammar_draft.table import FOREVER, Table, refine, table_of
+from diskmoe.grammar_draft.subsets import Undecided
+from diskmoe.grammar_draft.table import Table
 from diskmoe.grammar_draft.tabled import Tabled
 from diskmoe.grammar_draft.tables import table_for
 from diskmoe.grammar_draft.tiers import tier_of

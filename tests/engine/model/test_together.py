@@ -103,19 +103,24 @@ def test_a_text_that_does_not_fit_leaves_all_caches_as_they_were(model, texts) -
         together.forward([Part(first, [], "last")])
 
 
-def test_rows_of_a_text_stand_together_and_only_drafts_are_in_doubt(model, monkeypatch) -> None:
-    """What a certain row wants is in no doubt, though a draft before it wants it too."""
-    cooled: list[int] = []
-    monkeypatch.setattr(model._store, "cool", lambda layer, experts: cooled.append(layer))
-    caches = [cache(model), cache(model)]
+def test_only_what_no_certain_row_wants_is_in_doubt(model, monkeypatch) -> None:
+    """Rows of a text stand together, so a draft may stand before another text's certain row."""
+    cooled: set[tuple[int, int]] = set()
+    monkeypatch.setattr(
+        model._store, "cool", lambda layer, experts: cooled.update((layer, e) for e in experts)
+    )
+    sure: set[tuple[int, int]] = set()
+    drafted: set[tuple[int, int]] = set()
+
+    def record(layer: int, ids: np.ndarray, phase: int) -> None:
+        sure.update((layer, int(e)) for e in ids[[0, 3]].ravel())
+        drafted.update((layer, int(e)) for e in ids[1:3].ravel())
+
+    model.record_with(record)
     answers = Together(model).forward(
-        [Part(caches[0], [1, 2, 3], "all"), Part(caches[1], [4, 5], "all")]
+        [Part(cache(model), [1, 2, 3], "all"), Part(cache(model), [4, 5], "all")]
     )
     assert [list(answer.places) for answer in answers] == [[0, 1, 2], [3, 4]]
-    model.accepted(range(5))
-    assert not cooled
-    again = [cache(model), cache(model)]  # the draft and the other's token are the same row
-    Together(model).forward([Part(again[0], [1, 2], "all"), Part(again[1], [1], "last")])
-    sure = model.row_misses
-    Together(model).forward([Part(cache(model), [1], "last"), Part(cache(model), [1], "last")])
-    assert len(sure) == 3
+    model.accepted({0, 3})
+    assert cooled and not cooled & sure
+    assert drafted & sure  # so that there was something to be wrong about

@@ -1,0 +1,124 @@
+"""The bytes that lead a state of a table back to itself, or along a chain of states alike.
+
+A mask takes all tokens of such bytes at once (`masks`), where it would walk them byte by byte.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diskmoe.compiled.functions import inner, kernel
+from diskmoe.grammar_draft.utf8 import CHARACTERS
+
+FOREVER = 1 << 30
+FEWEST_OF_A_CHAIN = 20  # ASCII bytes
+LONGEST_CHAIN = 30_000  # below what a trie says of texts that are too long to be measured
+
+
+def tails(
+    classes: npt.NDArray[np.uint8],
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """What a character of several bytes is, in classes.
+
+    Returns (patterns i32 (n, 4): class of the first byte and up to three indices of ranges, else -1;
+    ranges u8 (ranges, classes): 1 where a range has a byte of the class).
+    """
+    ranges: dict[tuple[int, int], int] = {}
+    patterns = set()
+    for (low, high), rest in CHARACTERS:
+        places = [ranges.setdefault(span, len(ranges)) for span in rest]
+        for lead in set(classes[low : high + 1].tolist()):
+            patterns.add((lead, *places, *[-1] * (3 - len(places))))
+    have = np.zeros((len(ranges), int(classes.max()) + 1), np.uint8)
+    for (low, high), i in ranges.items():
+        have[i, classes[low : high + 1]] = 1
+    return np.array(sorted(patterns), np.int32), have
+
+
+@kernel
+def find_loops(act: Any, classes: Any, tails: Any, loops: Any, room: Any, whole: Any) -> Any:
+    """Fills `loops`, `room` and `whole` (see `table.Table`), zero before; tails: of `tails`."""
+    states = len(act)
+    one = np.uint64(1)
+    onward = np.full(states, -1, np.int32)
+    for state in range(states):
+        # where most bytes lead, if most lead to one state (Boyer and Moore's vote); itself before all
+        target, votes = -1, 0
+        for byte in range(128):
+            to = act[state, classes[byte]]
+            if to == state:
+                target, votes = to, 1000
+            elif to >= 0:
+                if votes == 0:
+                    target = to
+                votes += 1 if to == target else -1
+        if target < 0:
+            continue
+        count = 0
+        for byte in range(128):
+            if act[state, classes[byte]] == target:
+                loops[state, byte >> 6] |= one << np.uint64(byte & 63)
+                count += 1
+        if target != state and count < FEWEST_OF_A_CHAIN:
+            loops[state, 0] = loops[state, 1] = np.uint64(0)
+            continue
+        onward[state] = target
+        whole[state] = _leads_whole(act, state, target, tails)
+    path = np.empty(states, np.int32)
+    for state in range(states):
+        if onward[state] == state:
+            room[state] = FOREVER
+    for first in range(states):
+        length = 0
+        here = first
+        # a chain ends where the next state has not all of the loops; one of a circle may be cut
+        while onward[here] >= 0 and room[here] == 0 and length < states:
+            path[length] = here
+            length += 1
+            room[here] = 1
+            here = onward[here]
+        for i in range(length - 1, -1, -1):
+            state = path[i]
+            to = onward[state]
+            lost = loops[state, 0] & ~loops[to, 0] | loops[state, 1] & ~loops[to, 1]
+            if lost == 0 and whole[state] <= whole[to]:
+                longer = min(room[to] + 1, LONGEST_CHAIN)
+                room[state] = FOREVER if room[to] == FOREVER else longer
+
+
+@inner
+def _leads_whole(act: Any, state: Any, target: Any, tails: Any) -> Any:
+    """Whether every character that is not ASCII leads from a state to the target."""
+    patterns, ranges = tails
+    width = ranges.shape[1]
+    for i in range(len(patterns)):
+        a = act[state, patterns[i, 0]]
+        if a < 0:
+            return False
+        for c in range(width):
+            if not ranges[patterns[i, 1], c]:
+                continue
+            b = act[a, c]
+            if patterns[i, 2] < 0:
+                if b != target:
+                    return False
+                continue
+            if b < 0:
+                return False
+            for d in range(width):
+                if not ranges[patterns[i, 2], d]:
+                    continue
+                e = act[b, d]
+                if patterns[i, 3] < 0:
+                    if e != target:
+                        return False
+                    continue
+                if e < 0:
+                    return False
+                for f in range(width):
+                    if ranges[patterns[i, 3], f] and act[e, f] != target:
+                        return False
+    return True
