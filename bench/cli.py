@@ -24,6 +24,7 @@ usage: diskmoe bench ab --suite S --a ... --b ...  settings against settings, in
        diskmoe bench decode MODEL --tokens N     decode and prompt speed with fixed token ids
        diskmoe bench replay TRACE                hits of each cache policy in a recorded routing
        diskmoe bench drafts [MODEL]              speed with no, so many, and planned drafts
+       diskmoe bench serve [MODEL]               the server beside the command line; texts that share forwards
        diskmoe bench grammar                     masks beside XGrammar's and llguidance's
        diskmoe bench ppl MODEL FILE              perplexity of a text, and bits per byte
        diskmoe bench peer llama.cpp ...          llama.cpp on the same weights, in turns with ours
@@ -41,6 +42,7 @@ COMMANDS = (  # each is a file beside this one
     "decode",
     "replay",
     "drafts",
+    "serve",
     "grammar",
     "ppl",
 )

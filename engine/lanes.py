@@ -186,7 +186,7 @@ class Lanes:
         self._joined = threading.Condition()
         self._open: _Batch | None = None
         self._expected: set[Text] = set()  # texts that will probably ask for the next forward
-        self._seconds = 0.0  # of the latest forward
+        self._seconds = 0.1  # of the latest forward; a guess as long as there was none
         self._useful: set[int] | None = None  # rows of the latest forward with drafts, as known
 
     def begin(self, ids: Sequence[int], reuse: bool = True) -> tuple[Text, int]:
@@ -234,6 +234,8 @@ class Lanes:
         """A chunk of a prompt goes into a text's cache. What is told of its layers may end it, and
         begin another text in its lane: then not a layer more is computed."""
         model, kv = self.transformer, text.lane.kv
+        with self._joined:  # who has just read the same need not wait long for it
+            self._expected.add(text)
         with self._reading:
             self._chunks += 1
             here = self._chunks
@@ -248,6 +250,8 @@ class Lanes:
             with text.alone():
                 copied = self._take_over(text.lane, kv.tokens + ids.tolist()) if text.reuse else 0
             text.copied += copied
+            if copied < len(ids):
+                self.expect_no_more(text)
             layers = model.prompt(ids[copied:], kv)
             while not self._read(text, layers, tell):
                 pass
@@ -299,7 +303,7 @@ class Lanes:
                 self._judge()
 
     def expect_no_more(self, text: Text) -> None:
-        """A text will not ask for the next forward."""
+        """A text will not ask for the next forward, or not soon."""
         with self._joined:
             self._expected.discard(text)
             self._joined.notify_all()
