@@ -15,25 +15,24 @@ from diskmoe.engine.replies import Reply
 from diskmoe.engine.server.asked import Asked
 from diskmoe.engine.server.desk import Ended, Event, Failed, Job, Piece, Reading
 from diskmoe.engine.server.events import DONE, comment, event
+from diskmoe.engine.server.mailbox import Mailbox
 from diskmoe.engine.server.refusals import Refusal
 
 ALIVE_SECONDS = 5.0  # between two signs of life of a stream that has nothing to say
 
 
 async def streamed(
-    job: Job, events: asyncio.Queue[Event], reply: Reply, asked: Asked
+    job: Job, events: Mailbox[Event], reply: Reply, asked: Asked
 ) -> AsyncIterator[bytes]:
     """Events as they come; comments while there are none, so that nobody takes us for dead."""
     try:
         if asked.chat:
             yield event(reply.first())
         while True:
-            try:
-                found = await asyncio.wait_for(events.get(), ALIVE_SECONDS)
-            except asyncio.TimeoutError:  # of Python 3.10: no TimeoutError there
+            found = await events.get(ALIVE_SECONDS)
+            if found is None:
                 yield comment("waiting")
-                continue
-            if isinstance(found, Reading):
+            elif isinstance(found, Reading):
                 if events.empty():
                     yield comment(f"prompt {found.done} of {found.rows}")
             elif isinstance(found, Piece):
@@ -51,9 +50,7 @@ async def streamed(
         job.cancel()
 
 
-async def whole(
-    request: Request, job: Job, events: asyncio.Queue[Event], reply: Reply
-) -> dict[str, Any]:
+async def whole(request: Request, job: Job, events: Mailbox[Event], reply: Reply) -> dict[str, Any]:
     """The answer at once, unless the client leaves before."""
     leaving = asyncio.create_task(_left(request))
     parts: dict[bool, list[str]] = {True: [], False: []}

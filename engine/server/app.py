@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from diskmoe.engine.server.asked import Asked, chat_asked, completion_asked
 from diskmoe.engine.server.desk import Desk, Event
 from diskmoe.engine.server.fields import json_object
 from diskmoe.engine.server.languages import Languages
+from diskmoe.engine.server.mailbox import Mailbox
 from diskmoe.engine.server.metrics import metrics
 from diskmoe.engine.server.refusals import Refusal, refusal_of
 
@@ -110,14 +110,8 @@ class Server:
             understood, values, desk.model.text, self._name, self._languages
         )
         check_prompt(asked.prompt.ids, desk.model.config.vocab, desk.model.opened.context)
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event] = asyncio.Queue()
-
-        def emit(found: Event) -> None:
-            with suppress(RuntimeError):  # the loop has ended: nobody listens
-                loop.call_soon_threadsafe(events.put_nowait, found)
-
-        job = desk.submit(asked, emit)
+        events: Mailbox[Event] = Mailbox()
+        job = desk.submit(asked, events.put)
         reply = Reply(self._name, asked.chat)
         if asked.stream:
             head = {"cache-control": "no-store", "x-accel-buffering": "no"}
