@@ -87,19 +87,18 @@ class Server:
     def stream(
         self, path: str, body: Mapping[str, Any], at_piece: Callable[[], None] = lambda: None
     ) -> Answer:
-        """One streamed request. at_piece: called after each piece of text.
+        """One streamed request. at_piece: called after each part that has come.
 
         Raises RunFailed: it was refused, or ended before its end.
         """
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        lines: list[tuple[float, bytes]] = []
+        came: list[tuple[float, bytes]] = []
         sent = time.perf_counter()
         with self._asked("POST", path, asked) as response:
-            for line in response:
-                if line.startswith(b"data: {"):
-                    lines.append((time.perf_counter(), line))
-                    at_piece()
-        return _answer(sent, lines, time.perf_counter())
+            while some := response.read1():  # as much as has come
+                came.append((time.perf_counter(), some))
+                at_piece()
+        return _answer(sent, came, time.perf_counter())
 
     def counted(self) -> dict[str, float]:
         """The server's own counters, by name."""
@@ -127,10 +126,9 @@ class Server:
             connection.close()
 
 
-def _answer(sent: float, lines: Sequence[tuple[float, bytes]], ended: float) -> Answer:
+def _answer(sent: float, came: Sequence[tuple[float, bytes]], ended: float) -> Answer:
     arrived, parts, usage = [], [], None
-    for at, line in lines:
-        event = json.loads(line[len(b"data: ") :])
+    for at, event in _events(came):
         if "error" in event:
             raise RunFailed(f"the server failed at an answer: {event['error'].get('message')}")
         usage = event.get("usage") or usage
@@ -144,6 +142,16 @@ def _answer(sent: float, lines: Sequence[tuple[float, bytes]], ended: float) -> 
     if usage is None:
         raise RunFailed("the server ended a stream before its end")
     return Answer(sent, tuple(arrived), ended, "".join(parts), usage)
+
+
+def _events(came: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
+    """(when its end came, event) of the objects in a stream of server-sent events."""
+    rest = b""
+    for at, some in came:
+        *lines, rest = (rest + some).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                yield at, json.loads(line[len(b"data: ") :])
 
 
 @contextmanager

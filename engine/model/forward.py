@@ -184,7 +184,7 @@ class Transformer:
         kv.begin(len(tokens))
         x = self._embed(tokens, self._scratch.take("prompt.x", len(tokens), self.config.hidden))
         for index, layer in enumerate(self._layers):
-            self.run_layer(layer, x, kv, index, prompt=True)
+            self.run_layer(layer, x, kv, index, True)
             yield index + 1
         self.normed(x)
         kv.advance(len(tokens), tokens.tolist())
