@@ -6,7 +6,7 @@ The rule kept here: whoever leaves is told to the desk at once, and nobody is wa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from diskmoe.engine.server.mailbox import Mailbox
 from diskmoe.engine.server.refusals import Refusal
 
 ALIVE_SECONDS = 5.0  # between two signs of life of a stream that has nothing to say
+REST_SECONDS = 0.02  # between two writes to a client: what comes meanwhile goes together
 
 
 async def streamed(
@@ -29,25 +30,31 @@ async def streamed(
         if asked.chat:
             yield event(reply.first())
         while True:
-            found = await events.get(ALIVE_SECONDS)
-            if found is None:
-                yield comment("waiting")
-            elif isinstance(found, Reading):
-                if events.empty():
-                    yield comment(f"prompt {found.done} of {found.rows}")
-            elif isinstance(found, Piece):
-                yield event(reply.piece(found.text, found.reasoning))
-            elif isinstance(found, Failed):
-                yield event(found.refusal.body)
+            found = await events.take(ALIVE_SECONDS)
+            said = b"".join(_written(each, reply, asked) for each in found if _is_news(each, found))
+            yield said or comment("waiting")
+            if found and isinstance(found[-1], Ended | Failed):
                 break
-            else:
-                yield event(reply.last(found.stats))
-                if asked.usage_at_end:
-                    yield event(reply.usage(found.stats))
-                break
+            await asyncio.sleep(REST_SECONDS)
         yield DONE
     finally:
         job.cancel()
+
+
+def _is_news(found: Event, among: Sequence[Event]) -> bool:
+    """All but how far a prompt was, when there is more to say."""
+    return found is among[-1] or not isinstance(found, Reading)
+
+
+def _written(found: Event, reply: Reply, asked: Asked) -> bytes:
+    if isinstance(found, Reading):
+        return comment(f"prompt {found.done} of {found.rows}")
+    if isinstance(found, Piece):
+        return event(reply.piece(found.text, found.reasoning))
+    if isinstance(found, Failed):
+        return event(found.refusal.body)
+    last = event(reply.last(found.stats))
+    return last + event(reply.usage(found.stats)) if asked.usage_at_end else last
 
 
 async def whole(request: Request, job: Job, events: Mailbox[Event], reply: Reply) -> dict[str, Any]:
@@ -56,24 +63,25 @@ async def whole(request: Request, job: Job, events: Mailbox[Event], reply: Reply
     parts: dict[bool, list[str]] = {True: [], False: []}
     try:
         while True:
-            coming = asyncio.create_task(events.get())
+            coming = asyncio.create_task(events.take())
             await asyncio.wait([coming, leaving], return_when=asyncio.FIRST_COMPLETED)
             if not coming.done():
                 coming.cancel()
                 raise Refusal(499, "the client has left")
-            found = coming.result()
-            if isinstance(found, Piece):
-                parts[found.reasoning].append(found.text)
-            elif isinstance(found, Failed):
-                raise found.refusal
-            elif isinstance(found, Ended):
-                reasoning = "".join(parts[True]).strip("\n")
-                content = "".join(parts[False])
-                content = content.lstrip("\n") if reasoning else content
-                message = {"content": content}
-                if reasoning:
-                    message["reasoning_content"] = reasoning
-                return reply.whole(message, found.stats)
+            for found in coming.result():
+                if isinstance(found, Piece):
+                    parts[found.reasoning].append(found.text)
+                elif isinstance(found, Failed):
+                    raise found.refusal
+                elif isinstance(found, Ended):
+                    reasoning = "".join(parts[True]).strip("\n")
+                    content = "".join(parts[False])
+                    content = content.lstrip("\n") if reasoning else content
+                    message = {"content": content}
+                    if reasoning:
+                        message["reasoning_content"] = reasoning
+                    return reply.whole(message, found.stats)
+            await asyncio.sleep(REST_SECONDS)
     finally:
         leaving.cancel()
         job.cancel()
