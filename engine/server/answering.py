@@ -19,7 +19,7 @@ from diskmoe.engine.server.mailbox import Mailbox
 from diskmoe.engine.server.refusals import Refusal
 
 ALIVE_SECONDS = 5.0  # between two signs of life of a stream that has nothing to say
-REST_SECONDS = 0.02  # between two writes to a client: what comes meanwhile goes together
+REST_SECONDS = 0.04  # between two writes to a client: what comes meanwhile goes together
 
 
 async def streamed(

@@ -32,20 +32,23 @@ class Mailbox(Generic[T]):
 
     async def take(self, seconds: float | None = None) -> list[T]:
         """All there is, as soon as there is something; nothing when that is not so in time."""
-        # before we look, as `put` looks for it after it has put
+        if not self._things:
+            await self._changed(seconds)
+        found = list(self._things)
+        for _ in found:  # what comes meanwhile stays
+            self._things.popleft()
+        return found
+
+    async def _changed(self, seconds: float | None) -> None:
         self._waiter = waiter = self._loop.create_future()
         timer = None if seconds is None else self._loop.call_later(seconds, _wake, waiter)
         try:
-            if not self._things:
+            if not self._things:  # `put` looks for who waits after it has put
                 await waiter
         finally:
             self._waiter = None
             if timer is not None:
                 timer.cancel()
-        found = list(self._things)
-        for _ in found:  # what comes meanwhile stays
-            self._things.popleft()
-        return found
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
