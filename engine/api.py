@@ -11,7 +11,7 @@ with Model.load("models/qwen3-q4", ram_gb=6) as model:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.draft_head import absorb
 from diskmoe.engine.drafting import Experience, composer_of
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.forks import Home
 from diskmoe.engine.generation import Run, of_text
 from diskmoe.engine.lanes import DraftsInTurn
 from diskmoe.engine.learning import to_each
@@ -81,6 +82,7 @@ class Model:
         self._experience = Experience()
         self._constraints = Constraints(prepared.text, say, prepared.options.grammar_cache)
         self._closed = False
+        self._home = Home()
 
     @classmethod
     def load(
@@ -161,6 +163,7 @@ class Model:
         reuse: bool = True,
         logprobs: int | None = None,
         processors: Sequence[Processor] = (),
+        shown: Container[int] = (),
     ) -> Run:
         """Starts a run; iterate over it for the text.
 
@@ -189,13 +192,15 @@ class Model:
                 ``Run.logprobs``.
             processors: each is given the tokens so far (n,) and the logits (vocab,) of the next, a
                 copy, and returns the logits to choose by.
+            shown: special tokens that are in the text as they are written; others print nothing.
 
         Raises:
             BadGrammar: a grammar's file that cannot be used, a trigger that is none.
-            BadRequest: a prompt that cannot be fed; nothing to constrain by; while iterating, when it
-                was ended by a newer run.
+            BadRequest: a prompt that cannot be fed; nothing to constrain by; a process that is a fork
+                of the model's; while iterating, when it was ended by a newer run.
             DeadEnd: while iterating, when no token of the model goes on as the grammar says.
         """
+        self._home.check()
         if self._closed:
             raise BadRequest("the model is closed: load it again")
         if logprobs is not None and not 0 <= logprobs <= self.config.vocab:
@@ -219,6 +224,10 @@ class Model:
         wanted = Wanted(grammar, mode, triggers, thinking)
         course, give_back = self._constraints.course(wanted, prompt, stop_ids)
         sampler = Sampler(sampling or Sampling(temperature=0.0), valid, course, wanted.way)
+        stream = None
+        if tokenizer is not None:
+            at_start = tokenizer.leading_space and prompt.in_chat
+            stream = TextStream(tokenizer, stop, at_start, shown)
         text, stats.reused_tokens = self._lanes.begin(prompt.ids, reuse)
         models: list[DraftSource] = []
         head = None
@@ -262,11 +271,14 @@ class Model:
             on_verified=text.accepted,
             on_rows=partial(absorb, head, text),
         )
-        stream = None
-        if tokenizer is not None:
-            stream = TextStream(tokenizer, stop, tokenizer.leading_space and prompt.in_chat)
         noted = [] if observed is None else observed.logprobs
         return Run(of_text(tokens, text, give_back), stream, stats, noted)
+
+    def make_ready(self, wanted: Wanted, prompt: Prompt) -> None:
+        """Compiles what is to constrain an answer to a prompt, so that its run begins at once; raises
+        what that run would raise for it."""
+        _, give_back = self._constraints.course(wanted, prompt, self.text.stops(prompt.in_chat))
+        give_back()
 
     def chat(
         self,
@@ -303,8 +315,9 @@ class Model:
         return "cold" if share is not None and share < WARM_SHARE else "warm"
 
     def close(self) -> None:
-        """Ends threads, closes files, gives the arena back. Safe to call twice."""
-        if self._closed:
+        """Ends threads, closes files, gives the arena back. Safe to call twice; in a fork of the
+        model's process, where there is nothing to end, it does nothing."""
+        if self._closed or not self._home.is_here:
             return
         self._closed = True
         self._lanes.close()

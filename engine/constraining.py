@@ -20,6 +20,7 @@ from diskmoe.grammar_draft.thinking import UNLIMITED, Tags, Thinking
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
 KEPT = 16  # grammars
+MOST_SAID = 1000  # lines, of which none is said twice
 Say = Callable[[str], None]
 
 
@@ -168,6 +169,8 @@ class Constraints:
     def _tell(self, line: str) -> None:
         """Says what was not said before."""
         if line not in self._said:
+            if len(self._said) >= MOST_SAID:
+                self._said.clear()
             self._said.add(line)
             self._say(line)
 

@@ -23,12 +23,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.decode import Drafts
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.forks import Home
 from diskmoe.engine.model.forward import Transformer, Wanted
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.mtp_layer import MtpLayer
@@ -111,12 +113,15 @@ class Text:
         self._lanes.accepted(self.places[:rows])
 
     def check(self) -> None:
-        """BadRequest when its run has ended."""
+        """BadRequest when its run has ended, or in a fork of its process."""
+        self._lanes.home.check()
         if self.lane.text is not self:
             raise BadRequest("this run was ended by a newer one, or the model was closed")
 
     def end(self) -> None:
         """The lane is free; what its cache holds may serve the next text."""
+        if not self._lanes.home.is_here:
+            return
         if self.lane.text is self:
             self.lane.text = None
         self._lanes.expect_no_more(self)
@@ -149,9 +154,18 @@ class Lane:
     def __init__(self, kv: KvCache, head: MtpLayer | None) -> None:
         self.kv = kv
         self.head = head
-        self.text: Text | None = None
         self.changing = threading.Lock()  # whose lane it is, and where its cache ends
         self.begun = 0  # the number of its latest text
+        self._text: ReferenceType[Text] | None = None
+
+    @property
+    def text(self) -> Text | None:
+        """Whose it is. A text that nobody has any more, as its run was never begun, has no lane."""
+        return None if self._text is None else self._text()
+
+    @text.setter
+    def text(self, text: Text | None) -> None:
+        self._text = None if text is None else ref(text)
 
     def keep(self, length: int) -> None:
         """Of what its caches hold only so many positions; a head's may have fewer."""
@@ -175,6 +189,7 @@ class Lanes:
         forward, when nobody computes. on_accepted: told which rows of a forward with drafts were of
         use, before the next one."""
         self.transformer = transformer
+        self.home = Home()
         self.turns = Turns()
         self.lanes = [Lane(kv, head) for kv, head in zip(caches, heads, strict=True)]
         self._on_forward = on_forward
@@ -204,22 +219,24 @@ class Lanes:
                 key=lambda lane: (bool(free and reuse) and lane.kv.holds(known), -lane.begun),
             )
             with lane.changing:
-                if lane.text is not None:
-                    lane.text.end()
+                latest = lane.text
+                if latest is not None:
+                    latest.end()
                 self._begun += 1
                 lane.begun = self._begun
-                lane.text = Text(self, lane, reuse)
+                text = Text(self, lane, reuse)
+                lane.text = text
                 lane.keep(lane.kv.holds(known) if reuse else 0)
                 if reuse:
                     self._take_over(lane, known)
-                return lane.text, lane.kv.length
+                return text, lane.kv.length
 
     def close(self) -> None:
         """No text goes on."""
         with self.turns:
-            for lane in self.lanes:
-                if lane.text is not None:
-                    lane.text.end()
+            for text in [lane.text for lane in self.lanes]:
+                if text is not None:
+                    text.end()
 
     def forget(self) -> None:
         """Texts to come go on from nothing that earlier ones have left."""

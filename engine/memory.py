@@ -25,6 +25,9 @@ from diskmoe.mtp.head import WAITING_ROWS
 
 Say = Callable[[str], None]
 OTHER_BYTES = 16 << 20  # threads, programs, ends of huge pages: 10 to 13 MB were measured
+# of requests with grammars: tables and states that are kept, and what compiling one takes beside
+# them; 45 MB were measured behind forty hostile ones
+GRAMMAR_BYTES = 48 << 20
 LEAST_CHUNK = 256  # prompt rows that go through the model at once, and where memory allows
 MOST_CHUNK = 1024
 RANKED_BYTES = 512 << 10  # smaller experts are not worth a policy's thinking
@@ -143,6 +146,7 @@ def plan_for(opened: Opened, options: Options, say: Say, helpers: int = 0) -> Me
             context=opened.context,
             prompt_rows=rows,
             mtp_bytes=_mtp_bytes(opened, options),
+            grammar_bytes=GRAMMAR_BYTES if options.parallel > 1 else 0,  # a server's
             mtp_slot_bytes=(
                 opened.records.record_layout_of(config.layers).nbytes if opened.mtp else 0
             ),

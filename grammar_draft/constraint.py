@@ -53,6 +53,7 @@ class Constraint:
         self._tier, self.how = tier_of(grammar, vocabulary, tables)  # how: in words
         self.start: State = self._tier.start  # before the first token
         self._ends = set(vocabulary.ends)
+        self._size = len(vocabulary)
         self._ended = Ended(vocabulary.mask_of(()))
 
     def mask(self, state: State) -> Words:
@@ -66,14 +67,14 @@ class Constraint:
 
     def accept(self, state: State, token: int) -> State | None:
         """The state behind a token; None when it may not come."""
-        try:
-            return state.tokens[token]
-        except KeyError:
-            if state is self._ended or not 0 <= token < len(self.vocabulary):
-                return None
-            if token in self._ends:
-                return self._ended if self._tier.may_end(state) else None
-            return self._tier.step(state, token)
+        after = state.tokens.get(token)
+        if after is not None:
+            return after
+        if state is self._ended or not 0 <= token < self._size:
+            return None
+        if token in self._ends:
+            return self._ended if self._tier.may_end(state) else None
+        return self._tier.step(state, token)
 
     def allows(self, state: State, token: int) -> bool:
         """Whether one token may come next, without a mask."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from diskmoe.compiled.functions import inner, kernel
 from diskmoe.grammar_draft.utf8 import CHARACTERS
 
+REFUSED = -1  # what leads nowhere in a table
 FOREVER = 1 << 30
 FEWEST_OF_A_CHAIN = 20  # ASCII bytes
 LONGEST_CHAIN = 30_000  # below what a trie says of texts that are too long to be measured
@@ -39,8 +40,18 @@ def tails(
 
 
 @kernel
-def find_loops(act: Any, classes: Any, tails: Any, loops: Any, room: Any, whole: Any) -> Any:
-    """Fills `loops`, `room` and `whole` (see `table.Table`), zero before; tails: of `tails`."""
+def find_loops(
+    act: Any,
+    classes: Any,
+    tails: Any,
+    loops: Any,
+    room: Any,
+    whole: Any,
+    leaves: Any,
+    ascii_only: Any,
+) -> Any:
+    """Fills `loops`, `room`, `whole`, `leaves` and `ascii_only` (see `table.Table`), zero before; tails: of
+    `tails`."""
     states = len(act)
     one = np.uint64(1)
     onward = np.full(states, -1, np.int32)
@@ -67,6 +78,16 @@ def find_loops(act: Any, classes: Any, tails: Any, loops: Any, room: Any, whole:
             continue
         onward[state] = target
         whole[state] = _leads_whole(act, state, target, tails)
+    for state in range(states):
+        for byte in range(128):
+            if act[state, classes[byte]] != REFUSED:
+                leaves[state, byte >> 6] |= one << np.uint64(byte & 63)
+        for part in range(2):
+            leaves[state, part] &= ~loops[state, part]
+        ascii_only[state] = 1
+        for byte in range(128, 256):
+            if act[state, classes[byte]] != REFUSED:
+                ascii_only[state] = 0
     path = np.empty(states, np.int32)
     for state in range(states):
         if onward[state] == state:
@@ -87,6 +108,29 @@ def find_loops(act: Any, classes: Any, tails: Any, loops: Any, room: Any, whole:
             if lost == 0 and whole[state] <= whole[to]:
                 longer = min(room[to] + 1, LONGEST_CHAIN)
                 room[state] = FOREVER if room[to] == FOREVER else longer
+                for part in range(2):
+                    leaves[state, part] |= leaves[to, part] | (
+                        loops[to, part] & ~loops[state, part]
+                    )
+                ascii_only[state] &= ascii_only[to]
+
+
+@kernel
+def find_only(act: Any, classes: Any, only: Any) -> None:
+    """only[s] = the byte that must come next in state s, or -1; see `table.Table`."""
+    alone = np.full(act.shape[1], -1, np.int32)  # the byte of a class that has one
+    for byte in range(len(classes)):
+        alone[classes[byte]] = byte if alone[classes[byte]] == -1 else -2
+    for state in range(len(act)):
+        only[state] = -1
+        fits = 0
+        for column in range(act.shape[1]):
+            if act[state, column] != REFUSED:
+                fits += 1
+                only[state] = alone[column] if act[state, column] >= 0 else -1
+        if fits != 1:
+            only[state] = -1
+        only[state] = max(only[state], -1)
 
 
 @inner

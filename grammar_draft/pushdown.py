@@ -41,7 +41,7 @@ class Pushdown:
         self._landed: dict[tuple[int, int], int] = {}  # (ports, symbol that is several) -> state
         self._taken: dict[tuple[int, int], int] = {}  # (state, symbol) -> both as one state
         root = (graph.called(grammar.root), subsets.ports[0])
-        self.start = subsets.number(frozenset([root]))
+        self.start = subsets.number((frozenset([root]),))
         subsets.explore()
         self._decide()
 
@@ -76,7 +76,7 @@ class Pushdown:
         known = self._landed.get((ends, symbol))
         if known is None:
             ports = (kernel for port, kernel in enumerate(contents) if ends >> port & 1)
-            known = self._landed[ends, symbol] = self._subsets.number(frozenset().union(*ports))
+            known = self._landed[ends, symbol] = self._subsets.number((frozenset().union(*ports),))
         return known
 
     def _take_all(self, state: int, returns: list[tuple[int, int]]) -> None:
@@ -89,9 +89,8 @@ class Pushdown:
         """A state that may go on by itself or return to `symbol`: both as one."""
         tails = [self._subsets.tail(kernel, True) for kernel in self._subsets.contents[symbol]]
         places = dict(zip(self._subsets.ports, tails, strict=False))
-        self._taken[state, symbol] = self._subsets.number(
-            self._subsets.moved(self._subsets.contents[state][0], places)
-        )
+        both = self._subsets.moved(self._subsets.contents[state][0], places)
+        self._taken[state, symbol] = self._subsets.number((both,))
 
     def _find_below(self) -> list[int]:
         """Per state the symbols that may be right below it, as a set."""
@@ -152,6 +151,11 @@ class Pushdown:
     def _row(self, state: int, some: int) -> Row:
         """What a state does with some of the bytes."""
         row: Row = []
+        if not self._subsets.ends[state]:
+            for bits, symbol, to in self._subsets.steps[state]:
+                if bits & some:
+                    row.append((bits & some, to if symbol < 0 else Go(to, (symbol,))))
+            return row
         group = (self._below[state], self._subsets.ends[state])
         returned = self._behind.get(group, 0)  # bytes that are read behind a return
         switched = 0
@@ -162,7 +166,7 @@ class Pushdown:
         for bits, symbol, to in self._subsets.steps[state]:
             bits &= some
             if bits:
-                go = Go(to, () if symbol < 0 else (symbol,))
+                go = to if symbol < 0 else Go(to, (symbol,))
                 if bits & ~returned:
                     row.append((bits & ~returned, go))
                 if bits & returned:
@@ -174,7 +178,7 @@ class Pushdown:
             row.append((returned & ~switched, Return()))
         return row
 
-    def _switches(self, state: int, some: int, go: Go | None) -> Row:
+    def _switches(self, state: int, some: int, go: int | Go | None) -> Row:
         """The rows of bytes where the symbol below a state says what they do. go: what the state
         does with them by itself."""
         returns = self._returns[self._below[state], self._subsets.ends[state]]
@@ -185,8 +189,9 @@ class Pushdown:
             joined: Row = []
             if both:
                 joined = self._row(landed if go is None else self._taken[state, symbol], both)
-            if go and some & ~both:
-                joined.append((some & ~both, Go(go.to, (symbol, *go.push))))
+            if go is not None and some & ~both:
+                to, push = (go.to, go.push) if isinstance(go, Go) else (go, ())
+                joined.append((some & ~both, Go(to, (symbol, *push))))
             finer: dict[int, dict[int, Action]] = {}
             for bits, cases in parts.items():
                 left = bits

@@ -35,7 +35,7 @@ class State:
 
     def __init__(self, stacks: Stacks):
         self.stacks = stacks
-        self.tokens: dict[int, State | None] = {}  # where tokens lead
+        self.tokens: dict[int, State] = {}  # where tokens lead
         self.mask: Words | None = None
 
 
@@ -134,8 +134,10 @@ class Stacked:
             self._forget()
         self._kept += 1
         after = self._automaton.advance_token(state.stacks, token, data or b"")
-        found = state.tokens[token] = self._state(after) if after else None
         self._refuse_too_much()
+        if after is None:
+            return None
+        found = state.tokens[token] = self._state(after)
         return found
 
     def walk(self, state: State, data: bytes) -> State | None:

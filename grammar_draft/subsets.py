@@ -6,8 +6,9 @@ to are parted from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from heapq import heappop, heappush
+from itertools import islice
 
 from diskmoe.grammar_draft.graph import END, Graph
 
@@ -46,8 +47,8 @@ class Subsets:
         """pushed: the rules whose calls are pushed. 0 is the state below everything."""
         self._graph = graph
         self._pushed = pushed
-        self._same: dict[object, int] = {}
-        self._canon: dict[int, int] = {}
+        # per tail, or set of them: the symbol that is parted from them or -1, and what they become
+        self._cuts: dict[Tail | frozenset[Tail], tuple[int, dict[Tail, Tail]]] = {}
         self._tails: dict[tuple[Kernel, bool], Tail] = {}
         self._numbers: dict[tuple[Kernel, ...], int] = {}
         self._work = 0
@@ -55,9 +56,9 @@ class Subsets:
         self.contents: list[tuple[Kernel, ...]] = []  # by port; of a state just what it is
         self.steps: list[list[tuple[int, int, int]]] = []  # (bytes, symbol or -1, state)
         self.ends: list[int] = []  # the ports that a state may have completed, as a set
-        self.number(frozenset())
+        self.number((frozenset(),))
 
-    def number(self, *contents: Kernel) -> int:
+    def number(self, contents: tuple[Kernel, ...]) -> int:
         """The number of a state, or of a symbol that is several."""
         known = self._numbers.get(contents)
         if known is None:
@@ -74,22 +75,24 @@ class Subsets:
 
     def explore(self) -> None:
         """Works out the steps of all states that have none yet, and of those they lead to."""
-        while len(self.steps) < len(self.contents):
-            contents = self.contents[len(self.steps)]
-            steps: list[tuple[int, int, int]] = []
-            self.steps.append(steps)
-            if len(contents) > 1:
-                self.ends.append(0)
-                continue
-            reads, ends = self._closure(next(iter(contents)))
+        for contents in islice(self.contents, len(self.steps), None):  # grows
+            reads, ends = self._closure(contents[0]) if len(contents) == 1 else ([], 0)
             self.ends.append(ends)
+            steps: list[tuple[int, int, int]] = []
             for some, reached in self._parted(reads):
                 symbol, to = self._cut(reached)
-                steps.append((some, symbol, self.number(to)))
+                steps.append((some, symbol, self.number((to,))))
+            self.steps.append(steps)
 
-    def _closure(self, kernel: Iterable[Item]) -> tuple[list[Item], int]:
+    def _closure(self, kernel: Kernel) -> tuple[list[Item], int]:
         """What a state may do next: positions that read, and the ports that it has completed."""
         heads = self._graph.heads
+        if len(kernel) == 1:
+            ((position, tail),) = kernel
+            head = heads(position)
+            if not head.calls and not head.ends:
+                self._work += 1
+                return [(other, tail) for other in head.positions], 0
         reads: dict[Item, None] = {}
         calls: Calls = {}
         ends = 0
@@ -119,7 +122,7 @@ class Subsets:
         if self._graph.heads(behind).only_ends:
             bare[tail] = None  # nothing left to do there: no frame
         else:
-            framed[self._canonical(behind), tail] = None
+            framed[self._graph.canonical(behind), tail] = None
 
     def _enter(self, calls: Calls, reads: dict[Item, None]) -> None:
         """Enters called rules, callers before callees, each once."""
@@ -155,7 +158,7 @@ class Subsets:
     def _parted(self, reads: list[Item]) -> list[tuple[int, Kernel]]:
         """Where bytes lead: disjoint sets of bytes, each with all that it leads to."""
         edges = self._graph.edges
-        canonical = self._canonical
+        canonical = self._graph.canonical
         if len(reads) == 1 and len(edges[reads[0][0]]) == 1:
             (some, behind), tail = edges[reads[0][0]][0], reads[0][1]
             return [(some, frozenset([(canonical(behind), tail)]))]
@@ -193,17 +196,28 @@ class Subsets:
 
     def _cut(self, reached: Kernel) -> tuple[int, Kernel]:
         """Parts calls that lie below all that was reached: (the symbol to push or -1, the state)."""
-        tails = {tail for _, tail in reached}
-        if any(tail.port >= 0 for tail in tails):
-            return -1, reached
-        alone = len(tails) == 1 and next(iter(tails)).pushable
-        cut = list(tails) if alone else self._lowest(tails)
-        if not cut:
-            return -1, reached
-        ports = dict(zip(cut, self.ports, strict=False))
-        return self.number(*(tail.items for tail in cut)), self.moved(reached, ports)
+        tails: Tail | frozenset[Tail]
+        if len(reached) == 1:
+            ((_, tails),) = reached
+        else:
+            tails = frozenset([tail for _, tail in reached])
+        known = self._cuts.get(tails)
+        if known is None:
+            cut = self._parting(frozenset([tails]) if isinstance(tails, Tail) else tails)
+            symbol = self.number(tuple(tail.items for tail in cut)) if cut else -1
+            known = self._cuts[tails] = symbol, dict(zip(cut, self.ports, strict=False))
+        symbol, places = known
+        return symbol, reached if symbol < 0 else self._moved(reached, places)
 
-    def _lowest(self, tails: set[Tail]) -> list[Tail]:
+    def _parting(self, tails: frozenset[Tail]) -> list[Tail]:
+        """The tails at whose place the stack is parted, none where it cannot be."""
+        if any(tail.port >= 0 for tail in tails):
+            return []
+        if len(tails) == 1 and all(tail.pushable for tail in tails):
+            return list(tails)
+        return self._lowest(tails)
+
+    def _lowest(self, tails: frozenset[Tail]) -> list[Tail]:
         """Tails that may be pushed and that everything lies above: one, or else several."""
         found = set(tails)
         while all(tail.port < 0 for tail in found):
@@ -226,26 +240,21 @@ class Subsets:
 
     def moved(self, items: Kernel, places: Mapping[Tail, Tail]) -> Kernel:
         """Items with other tails in the place of some."""
-        known = dict(places)
+        return self._moved(items, dict(places))
 
-        def moved(tail: Tail) -> Tail:
-            if tail.port >= 0:
-                return known.get(tail, tail)
-            if tail not in known:
-                inside = frozenset((position, moved(below)) for position, below in tail.items)
-                known[tail] = self.tail(inside, tail.pushable)
-            return known[tail]
-
-        return frozenset((position, moved(tail)) for position, tail in items)
-
-    def _canonical(self, position: int) -> int:
-        """The one position for all that go on alike."""
-        known = self._canon.get(position)
-        if known is None:
-            head = self._graph.heads(position)
-            key = (frozenset(head.positions), frozenset(head.calls), head.ends)
-            known = self._canon[position] = self._same.setdefault(key, position)
-        return known
+    def _moved(self, items: Kernel, known: dict[Tail, Tail]) -> Kernel:
+        """Likewise; what other tails become is added to `known`."""
+        found: list[Item] = []
+        for position, tail in items:
+            other = known.get(tail)
+            if other is None:
+                if tail.port < 0:
+                    other = self.tail(self._moved(tail.items, known), tail.pushable)
+                else:
+                    other = tail
+                known[tail] = other
+            found.append((position, other))
+        return frozenset(found)
 
 
 def _depth(tail: Tail) -> int:

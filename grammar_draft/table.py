@@ -2,13 +2,14 @@
 
 A state and a byte lead to one action. The actions:
 
-    Go(to, push)       go to a state; before that push symbols (states to come back to), deepest first
+    a number           go to that state
+    Go(to, push)       push symbols (states to come back to), deepest first, then go to a state
     Return()           pop a symbol, and do what that state does with the same byte
     Switch(pops, ...)  pop so many symbols; the last one says which action is next
     Accept()           the end of the text is fine (it is a byte of its own, behind the 256)
 
-A regular grammar has only Go without pushes, and so is a finite automaton. In `act` a state stands
-for Go without pushes, REFUSED for a byte that may not come, and -2 - i for action i.
+A regular grammar has only states to go to, and so is a finite automaton. In `act` a state stands for
+itself, REFUSED for a byte that may not come, and -2 - i for action i of the others.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.grammar_draft.loops import find_loops, tails
+from diskmoe.grammar_draft.loops import find_loops, find_only, tails
 
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
 
-REFUSED = -1
 GO, RETURN, SWITCH, ACCEPT = range(4)
 END_OF_TEXT = 1 << 256  # as a set of bytes
 
@@ -33,7 +33,7 @@ END_OF_TEXT = 1 << 256  # as a set of bytes
 @dataclass(frozen=True, slots=True)
 class Go:
     to: int
-    push: tuple[int, ...] = ()
+    push: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Accept:
     pass
 
 
-Action: TypeAlias = Go | Return | Switch | Accept
+Action: TypeAlias = int | Go | Return | Switch | Accept
 Row: TypeAlias = list[tuple[int, Action]]  # (set of bytes, what they lead to), sets disjoint
 
 
@@ -73,6 +73,10 @@ class Table:
     #             of a chain of states that have these loops as well
     room: I32  # (states,): how often; FOREVER where it stays
     whole: U8  # (states,): 1 where every other character leads to the same state
+    leaves: U64  # (states, 2): the other ASCII bytes that a state, or one of its chain, can read
+    ascii_only: (
+        U8  # (states,): 1 where neither it nor one of its chain can read bytes that are not ASCII
+    )
     only: I32  # (states,): the byte that must come next whatever lies below and leads to a state, or -1
     start: int
 
@@ -91,20 +95,11 @@ def completed(
     classes: U8, act: I32, kind: U8, number: I32, at: I32, listed: I32, found: I32, start: int
 ) -> Table:
     """The table of these arrays, with what follows from them."""
-    loops = np.zeros((len(act), 2), np.uint64)
+    loops, leaves = np.zeros((2, len(act), 2), np.uint64)
     room = np.zeros(len(act), np.int32)
-    whole = np.zeros(len(act), np.uint8)
-    find_loops(act, classes, tails(classes), loops, room, whole)
-    only = only_bytes(act, classes)
-    return Table(classes, act, kind, number, at, listed, found, loops, room, whole, only, start)
-
-
-def only_bytes(act: I32, classes: U8) -> I32:
-    """Per state the byte that must come next; see `Table`."""
-    fits = act != REFUSED
-    sizes = np.bincount(classes, minlength=act.shape[1])
-    one = (fits.sum(1) == 1) & (act.max(1) >= 0)
-    column = fits.argmax(1)
-    alone = {int(c): b for b, c in enumerate(classes.tolist()) if sizes[c] == 1}
-    byte = np.array([alone.get(c, -1) for c in range(act.shape[1])], np.int32)[column]
-    return np.where(one, byte, -1).astype(np.int32)
+    whole, ascii_only = np.zeros((2, len(act)), np.uint8)
+    find_loops(act, classes, tails(classes), loops, room, whole, leaves, ascii_only)
+    only = np.empty(len(act), np.int32)
+    find_only(act, classes, only)
+    chains = (loops, room, whole, leaves, ascii_only)
+    return Table(classes, act, kind, number, at, listed, found, *chains, only, start)

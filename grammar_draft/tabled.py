@@ -6,13 +6,17 @@ an old one up is to roll back, and what is known of one is known wherever the te
 
 from __future__ import annotations
 
+from typing import Any
+
+from diskmoe.grammar_draft.loops import REFUSED
 from diskmoe.grammar_draft.masks import Masks
-from diskmoe.grammar_draft.table import ACCEPT, GO, RETURN, Table
+from diskmoe.grammar_draft.table import ACCEPT, GO, RETURN, SWITCH, Table
 from diskmoe.grammar_draft.trie import Words
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
 MAX_KEPT = 50_000  # states, and tokens whose states are remembered
 MAX_FORCED = 1024  # bytes
+_MANY = 20  # bytes, from which tokens of them are looked for
 _ACCEPTED = 1 << 30  # what the end of a text leads to
 
 
@@ -25,7 +29,7 @@ class State:
         self.symbol = symbol
         self.below = below
         self.above: dict[int, State] = {}
-        self.tokens: dict[int, State | None] = {}  # where tokens lead
+        self.tokens: dict[int, State] = {}  # where tokens lead
         self.mask: Words | None = None
         self.forced: bytes | None = None
         self.allowed = -1
@@ -41,12 +45,15 @@ class Tabled:
         self._masks = Masks(table, vocabulary.trie)
         self._classes: list[int] = table.classes.tolist()
         self._act: list[list[int]] = table.act.tolist()
-        self._kind: list[int] = table.kind.tolist()
-        self._number: list[int] = table.number.tolist()
+        # (kind, state to go to or how many are popped, symbols to push, what a symbol leads to)
+        self._actions: list[tuple[int, int, list[int], dict[int, int]]] = []
         at, listed, found = table.at.tolist(), table.listed.tolist(), table.found.tolist()
-        spans = [slice(at[i], at[i + 1]) for i in range(len(at) - 1)]
-        self._pushes = [listed[span] for span in spans]
-        self._cases = [dict(zip(listed[span], found[span], strict=True)) for span in spans]
+        places = zip(table.kind.tolist(), table.number.tolist(), at, at[1:], strict=False)
+        for kind, number, low, high in places:
+            symbols = listed[low:high]
+            cases = dict(zip(symbols, found[low:high], strict=True)) if kind == SWITCH else {}
+            self._actions.append((kind, number, symbols, cases))
+        self._looped = _looped(table)
         self._end = len(self._act[0]) - 1
         self._only: list[int] = table.only.tolist()
         self._chains: dict[int, tuple[bytes, int]] = {}
@@ -61,30 +68,43 @@ class Tabled:
             return None
         if self._kept > MAX_KEPT:
             self._forget()
-        self._kept += 1
-        after = state.tokens[token] = self.walk(state, data)
+        after = self.walk(state, data)
+        if after is not None:
+            self._kept += 1
+            state.tokens[token] = after
         return after
 
     def walk(self, state: State, data: bytes) -> State | None:
         """The state behind some bytes; None when they may not come."""
         act, classes = self._act, self._classes
-        top, below = state.symbol, state.below
+        top = begun = state.symbol
+        below: Any = state.below
+        if top in self._looped:
+            data = data.lstrip(self._looped[top])
         for byte in data:
             column = classes[byte]
-            action = act[top][column]
-            if action < 0:
-                action, below = self._run(action, column, below)
-                if action < 0:
+            top = act[top][column]
+            while top < 0:
+                if top == REFUSED:
                     return None
-            top = action
-        assert below is not None
+                kind, number, symbols, cases = self._actions[-2 - top]
+                if kind == RETURN:
+                    top = act[below.symbol][column]
+                    below = below.below
+                elif kind == GO:
+                    for symbol in symbols:
+                        below = self._state(symbol, below)
+                    top = number
+                else:  # the end of a text is no byte: nothing is accepted here
+                    top, below = _switched(number, cases, below)
+        if top == begun and below is state.below:
+            return state
         return self._state(top, below)
 
     def may_end(self, state: State) -> bool:
         """Whether the text may stop here."""
         if state.may_end is None:
-            action = self._act[state.symbol][self._end]
-            state.may_end = self._run(action, self._end, state.below)[0] == _ACCEPTED
+            state.may_end = self._leads(state, self._end) == _ACCEPTED
         return state.may_end
 
     def words(self, state: State) -> Words:
@@ -98,8 +118,7 @@ class Tabled:
     def allowed(self, state: State) -> int:
         """The bytes that may come next, as a 256-bit set."""
         if state.allowed < 0:
-            row = self._act[state.symbol]
-            fits = [self._run(row[c], c, state.below)[0] >= 0 for c in range(self._end)]
+            fits = [self._leads(state, column) >= 0 for column in range(self._end)]
             state.allowed = sum(1 << b for b, column in enumerate(self._classes) if fits[column])
         return state.allowed
 
@@ -140,24 +159,21 @@ class Tabled:
         found = self._chains[symbol] = bytes(data), here
         return found
 
-    def _run(self, action: int, column: int, below: State | None) -> tuple[int, State | None]:
-        """Carries an action out. Returns (the state or what is refused or accepted, what is below)."""
-        while action < -1:
-            i = -2 - action
-            kind = self._kind[i]
+    def _leads(self, state: State, column: int) -> int:
+        """The state that a byte of a class leads to; or _ACCEPTED, or REFUSED."""
+        action = self._act[state.symbol][column]
+        below: Any = state.below
+        while action < REFUSED:
+            kind, number, _, cases = self._actions[-2 - action]
             if kind == GO:
-                assert below is not None
-                for symbol in self._pushes[i]:
-                    below = self._state(symbol, below)
-                return self._number[i], below
+                return number
             if kind == ACCEPT:
-                return _ACCEPTED, below
-            popped = -1
-            for _ in range(1 if kind == RETURN else self._number[i]):
-                assert below is not None
-                popped, below = below.symbol, below.below
-            action = self._act[popped][column] if kind == RETURN else self._cases[i].get(popped, -1)
-        return action, below
+                return _ACCEPTED
+            if kind == RETURN:
+                action, below = self._act[below.symbol][column], below.below
+            else:
+                action, below = _switched(number, cases, below)
+        return action
 
     def _state(self, symbol: int, below: State) -> State:
         state = below.above.get(symbol)
@@ -174,3 +190,27 @@ class Tabled:
             state.above.clear()
         self._states.clear()
         self._kept = 0
+
+
+def _switched(pops: int, cases: dict[int, int], below: Any) -> tuple[int, Any]:
+    """The action that the last of some symbols leads to, and what is below it."""
+    symbol = REFUSED
+    for _ in range(pops):
+        symbol, below = below.symbol, below.below
+    return cases.get(symbol, REFUSED), below
+
+
+def _looped(table: Table) -> dict[int, bytes]:
+    """Per state the ASCII bytes that leave it as it is, where they are many."""
+    found: dict[int, bytes] = {}
+    known: dict[int, bytes] = {}
+    act, classes = table.act, table.classes
+    for state, (low, high) in enumerate(table.loops.tolist()):
+        loops = low | high << 64
+        if loops.bit_count() < _MANY:
+            continue
+        if act[state, classes[(loops & -loops).bit_length() - 1]] == state:
+            if loops not in known:
+                known[loops] = bytes(byte for byte in range(128) if loops >> byte & 1)
+            found[state] = known[loops]
+    return found

@@ -81,7 +81,7 @@ def words_of(line: str) -> Iterator[tuple[list[str], dict[str, str]]]:
     first way is taken."""
     said = re.sub(r"\[(?=[-A-Z])|(?<=\w)\]|(?<=\.)\](?!\s*\d)", "", line)
     for call in re.split(r"\s(?:\||&&)\s", said):
-        words = shlex.split(call, comments=True)
+        words = shlex.split(call.partition(" > ")[0], comments=True)
         env = {}
         while words and _ASSIGNED.fullmatch(words[0]):
             name, _, value = words.pop(0).partition("=")

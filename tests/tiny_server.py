@@ -13,6 +13,8 @@ import uvicorn
 from tiny_model import random_tensors, tiny_config, write_checkpoint
 from tiny_text import VOCAB, write_tokenizer
 
+from diskmoe.engine.server.connection import Connection
+
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -32,7 +34,8 @@ def write_model(folder: Path) -> Path:
 
 def listen(app: Any) -> tuple[uvicorn.Server, str, threading.Thread]:
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    config = uvicorn.Config(app, http=Connection, ws="none", log_level="critical", lifespan="off")
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not server.started:

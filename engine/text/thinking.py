@@ -36,10 +36,15 @@ class Thinking:
         tags, inside = text.thinking(prompt)
         tokenizer = text.tokenizer
         if tags is None or tokenizer is None:
-            return cls(None, (-1, -1), False)
+            return cls.none()
         opening, closing = (tokenizer.token_id(tag) for tag in tags)
         assert opening is not None and closing is not None
         return cls(tags, (opening, closing), inside)
+
+    @classmethod
+    def none(cls) -> Thinking:
+        """Where all is text."""
+        return cls(None, (-1, -1), False)
 
     @property
     def reasoning(self) -> str:

@@ -15,8 +15,9 @@ import pytest
 from tiny_server import CONTEXT, listen
 
 from diskmoe.engine.api import Model, Options, Sampling
-from diskmoe.engine.server.app import Rules, Server
+from diskmoe.engine.server.app import Server
 from diskmoe.engine.server.desk import Desk
+from diskmoe.engine.server.rules import Rules
 
 ASK = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12}
 
@@ -159,7 +160,9 @@ BAD: list[tuple[Any, int, str | None, str]] = [
     ({**ASK, "stream_options": {"include_usage": True}}, 400, "stream_options", "left out"),
     ({**ASK, "frequency_penalty": 0.5}, 400, "frequency_penalty", "nothing else is supported"),
     ({**ASK, "logit_bias": {"5": 1}}, 400, "logit_bias", "nothing else is supported"),
-    ({**ASK, "logprobs": True}, 400, "logprobs", "nothing else is supported"),
+    ({**ASK, "logprobs": 3}, 400, "logprobs", "true or false"),
+    ({**ASK, "top_logprobs": 3}, 400, "top_logprobs", "beside logprobs"),
+    ({**ASK, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "from 0 to 20"),
     ({**ASK, "grammar": "root ::= x"}, 400, "grammar", "x"),
     ({**ASK, "response_format": {"type": "xml"}}, 400, "response_format.type", "one of text"),
     ({**ASK, "response_format": {}}, 400, "response_format.type", "one of text"),
