@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -36,6 +35,7 @@ from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.together import Answer, Part, Together
+from diskmoe.engine.prompts import Prompts
 from diskmoe.engine.turns import Turns
 from diskmoe.experts.store import StoreCounters
 from diskmoe.mtp.source import Draft
@@ -97,7 +97,7 @@ class Text:
     ) -> Floats:
         """See ``Transformer.forward``. BadRequest when another text has taken the lane."""
         if rows == "none":
-            return self._lanes.prompt(self, np.asarray(ids), on_layer)
+            return self._lanes.prompts.read(self, np.asarray(ids), on_layer)
         return self._lanes.forward(self, Part(self.lane.kv, np.asarray(ids), rows))
 
     @contextmanager
@@ -191,17 +191,16 @@ class Lanes:
         self.transformer = transformer
         self.home = Home()
         self.turns = Turns()
+        self.prompts = Prompts(self)
         self.lanes = [Lane(kv, head) for kv, head in zip(caches, heads, strict=True)]
-        self._on_forward = on_forward
+        self.on_forward = on_forward
         self._on_accepted = on_accepted
         self._together = Together(transformer)
         self._begun = 0
-        self._reading = Turns()  # of prompts: the rows of one wait in the model's working memory
-        self._chunks = 0
         self._joined = threading.Condition()
         self._open: _Batch | None = None
         self._expected: set[Text] = set()  # texts that will probably ask for the next forward
-        self._seconds = 0.1  # of the latest forward; a guess as long as there was none
+        self.seconds = 0.1  # of the latest forward; a guess as long as there was none
         self._useful: set[int] | None = None  # rows of the latest forward with drafts, as known
 
     def begin(self, ids: Sequence[int], reuse: bool = True) -> tuple[Text, int]:
@@ -228,7 +227,7 @@ class Lanes:
                 lane.text = text
                 lane.keep(lane.kv.holds(known) if reuse else 0)
                 if reuse:
-                    self._take_over(lane, known)
+                    self.take_over(lane, known)
                 return text, lane.kv.length
 
     def close(self) -> None:
@@ -244,47 +243,6 @@ class Lanes:
             for lane in self.lanes:
                 if lane.text is None:
                     lane.kv.trim(0)
-
-    def prompt(
-        self, text: Text, ids: npt.NDArray[Any], on_layer: Callable[[int, int], None] | None
-    ) -> Floats:
-        """A chunk of a prompt goes into a text's cache. What is told of its layers may end it, and
-        begin another text in its lane: then not a layer more is computed."""
-        model, kv = self.transformer, text.lane.kv
-        with self._joined:  # who has just read the same need not wait long for it
-            self._expected.add(text)
-        with self._reading:
-            self._chunks += 1
-            here = self._chunks
-
-            def tell(done: int) -> None:
-                if on_layer is not None:
-                    on_layer(done, len(model.layers))
-                    text.check()
-                    if self._chunks != here:  # in another lane, but in the same working memory
-                        raise BadRequest("another text was read within the progress of this one")
-
-            with text.alone():
-                copied = self._take_over(text.lane, kv.tokens + ids.tolist()) if text.reuse else 0
-            text.copied += copied
-            if copied < len(ids):
-                self.expect_no_more(text)
-            layers = model.prompt(ids[copied:], kv)
-            while not self._read(text, layers, tell):
-                pass
-        return np.zeros((0, model.vocab_size), np.float32)
-
-    def _read(self, text: Text, layers: Iterator[int], tell: Callable[[int], None]) -> bool:
-        """Some layers of a chunk in one turn, as long as a forward takes; whether it is whole."""
-        with text.alone():
-            give_way = time.perf_counter() + self._seconds
-            for done in layers:
-                tell(done)
-                if time.perf_counter() > give_way:
-                    return False
-            self._left_for(text, self.transformer.hidden, ())
-            self._on_forward()
-            return True
 
     def forward(self, text: Text, part: Part) -> Floats:
         """A text's part of a forward with the texts that ask at the same time; its logits."""
@@ -319,13 +277,18 @@ class Lanes:
             with self.turns:
                 self._judge()
 
+    def expect(self, text: Text) -> None:
+        """A text will ask for the next forward soon."""
+        with self._joined:
+            self._expected.add(text)
+
     def expect_no_more(self, text: Text) -> None:
         """A text will not ask for the next forward, or not soon."""
         with self._joined:
             self._expected.discard(text)
             self._joined.notify_all()
 
-    def _take_over(self, lane: Lane, ids: Sequence[int]) -> int:
+    def take_over(self, lane: Lane, ids: Sequence[int]) -> int:
         """Positions of a text of these tokens that the lane's cache had not, and another's has, are
         copied; how many."""
         here = lane.kv.length
@@ -356,7 +319,7 @@ class Lanes:
             with self._joined:
                 self._joined.wait_for(
                     lambda: self._expected <= {request.text for request in batch.requests},
-                    max(LEAST_PATIENCE, PATIENCE * self._seconds),
+                    max(LEAST_PATIENCE, PATIENCE * self.seconds),
                 )
             with self.turns:
                 with self._joined:
@@ -386,15 +349,15 @@ class Lanes:
                 answers = [Answer(logits, model.hidden, rows)]
             else:
                 answers = self._together.forward(parts)
-        self._seconds = time.perf_counter() - began
+        self.seconds = time.perf_counter() - began
         drafts = sum(len(answer.hidden) for answer in answers) > len(answers)
         self._useful = {answer.places[0] for answer in answers} if drafts else None
         for request, answer in zip(requests, answers, strict=True):
-            self._left_for(request.text, answer.hidden, answer.places)
+            self.left_for(request.text, answer.hidden, answer.places)
             request.logits = answer.logits
-        self._on_forward()
+        self.on_forward()
 
-    def _left_for(self, text: Text, hidden: Floats, places: Sequence[int]) -> None:
+    def left_for(self, text: Text, hidden: Floats, places: Sequence[int]) -> None:
         """What the latest forward left for a text, as it is needed after the next one's beginning."""
         text.hidden = hidden if len(self.lanes) == 1 else hidden.copy()
         text.places = places

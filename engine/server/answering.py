@@ -35,7 +35,7 @@ async def streamed(
             yield said or comment("waiting")
             if found and isinstance(found[-1], Ended | Failed):
                 break
-            await asyncio.sleep(REST_SECONDS)
+            await events.rest(REST_SECONDS)
         yield DONE
     finally:
         job.cancel()
@@ -71,7 +71,7 @@ async def whole(
                     raise found.refusal
                 elif isinstance(found, Ended):
                     return writer.whole(found.stats, found.logprobs)
-            await asyncio.sleep(REST_SECONDS)
+            await events.rest(REST_SECONDS)
     finally:
         leaving.cancel()
         job.cancel()

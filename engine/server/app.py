@@ -23,7 +23,7 @@ from diskmoe.engine.errors import BadGrammar, DiskMoeError
 from diskmoe.engine.replies import Reply
 from diskmoe.engine.server.answering import streamed, whole
 from diskmoe.engine.server.asked import Asked, chat_asked, completion_asked
-from diskmoe.engine.server.desk import Desk, Event, Gone, Job
+from diskmoe.engine.server.desk import Desk, Ended, Event, Failed, Gone, Job
 from diskmoe.engine.server.fields import json_object
 from diskmoe.engine.server.languages import Languages
 from diskmoe.engine.server.leaving import Stream, unless_left
@@ -89,7 +89,7 @@ class Server:
     async def _answer(self, request: Request, understood: Understand) -> Response:
         values = json_object(await self._rules.body(request))
         loop = asyncio.get_running_loop()
-        events: Mailbox[Event] = Mailbox()
+        events: Mailbox[Event] = Mailbox(urgent=(Ended, Failed))
         job = self._desk.enter(events.put)
         try:
             # templates, tokenizers and grammars take their time: not in the way of other clients

@@ -267,7 +267,7 @@ def test_a_stream_goes_on_between_the_layers_of_anothers_prompt(path: Path) -> N
             until = time.monotonic() + 20
             while len(lanes.turns._line) < 2 and thread.is_alive() and time.monotonic() < until:
                 time.sleep(0.001)
-            time.sleep(2 * lanes._seconds)
+            time.sleep(2 * lanes.seconds)
             order.append("layer")
 
         thread = threading.Thread(target=stream)

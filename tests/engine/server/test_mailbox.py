@@ -43,6 +43,20 @@ def test_an_empty_one_says_so_when_time_is_over() -> None:
     assert asyncio.run(look()) == [[], [1, 2], []]
 
 
+def test_a_rest_is_over_when_something_urgent_comes() -> None:
+    async def rest(thing: object, seconds: float) -> bool:
+        box: Mailbox[object] = Mailbox(urgent=(str,))
+        threading.Timer(0.05, box.put, (thing,)).start()
+        try:
+            await asyncio.wait_for(box.rest(seconds), 20)
+        except asyncio.TimeoutError:
+            return False
+        return await box.take(0) == [thing]
+
+    assert asyncio.run(rest("urgent", 3600))
+    assert asyncio.run(rest(b"not", 0.2))
+
+
 def test_who_puts_something_in_after_the_loop_has_ended_is_not_disturbed() -> None:
     boxes: list[Mailbox[int]] = []
 
