@@ -206,7 +206,8 @@ def _prefill(
         copied = target.copied - copied
         stats.reused_tokens += copied
         on_rows(prompt_ids[begin + copied + 1 : end + 1])
-        turn.book(stats.prefill, end - begin - copied)
+        if copied < end - begin:
+            turn.book(stats.prefill, end - begin - copied)
         stats.prefill.seconds = time.perf_counter() - started
 
 

@@ -27,6 +27,7 @@ from weakref import ReferenceType, ref
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.engine.books import Booked, Books
 from diskmoe.engine.decode import Drafts
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.forks import Home
@@ -36,11 +37,12 @@ from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.together import Answer, Part, Together
 from diskmoe.engine.prompts import Prompts
+from diskmoe.engine.stats import Phase
 from diskmoe.engine.turns import Turns
-from diskmoe.experts.store import StoreCounters
 from diskmoe.mtp.source import Draft
 
 PATIENCE = 0.25  # of the latest shared forward's seconds, that one waits for others to join
+NEW_PATIENCE = 0.05  # the same, at the first forward of a text, for others that were not expected
 LEAST_PATIENCE = 0.002  # seconds
 
 
@@ -63,21 +65,15 @@ class _Batch:
     error: BaseException | None = None
 
 
-class Text:
-    """A text in its lane: what ``decode`` asks of a model.
-
-    counters: what the forwards that it took part in, and its own drafting, asked of the hot store;
-    of a forward that texts share, each counts the whole.
-    """
+class Text(Booked):
+    """A text in its lane: what ``decode`` asks of a model."""
 
     def __init__(self, lanes: Lanes, lane: Lane, reuse: bool) -> None:
         """reuse: it may go on from what other texts have left."""
+        super().__init__(lanes.books)
         self.lane = lane
         self.reuse = reuse
         self.number = lanes.lanes.index(lane)  # of the lane
-        self.counters = StoreCounters()
-        self.selections = 0
-        self.programs_made = 0  # and forwards beside others: neither tells what the next will cost
         self.copied = 0  # rows of its prompt that were not computed, as another cache had them
         self.row_misses: Sequence[int] = ()
         self.hidden: Floats = np.zeros((0, 0), np.float32)  # (n, hidden) of its latest rows
@@ -101,12 +97,18 @@ class Text:
         return self._lanes.forward(self, Part(self.lane.kv, np.asarray(ids), rows))
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Inside, nobody else computes, and what is read is booked on this text."""
+    def alone(self, phase: Phase | None = None) -> Iterator[None]:
+        """Inside, nobody else computes, and what is read is booked on this text, in a phase: else
+        that of its latest forward."""
         with self._lanes.turns:
             self.check()
-            with self._lanes.booked([self]):
+            with self.books.booked([self], phase or self.phase, self._lanes.crowded):
                 yield
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no token of it was decoded yet."""
+        return self.phase is self.books.prefill
 
     def accepted(self, rows: int) -> None:
         """Of its latest rows the first so many were of use."""
@@ -189,6 +191,7 @@ class Lanes:
         forward, when nobody computes. on_accepted: told which rows of a forward with drafts were of
         use, before the next one."""
         self.transformer = transformer
+        self.books = Books(transformer)
         self.home = Home()
         self.turns = Turns()
         self.prompts = Prompts(self)
@@ -298,20 +301,10 @@ class Lanes:
             lane.kv.take_over(donor.kv, found)
         return max(0, found - here)
 
-    @contextmanager
-    def booked(self, texts: Sequence[Text]) -> Iterator[None]:
-        """What the hot store is asked for inside is booked on each of these texts."""
-        model = self.transformer
-        counters, selections, made = model.counters, model.selections, model.programs_made
-        crowded = sum(lane.text is not None for lane in self.lanes) > 1
-        try:
-            yield
-        finally:
-            asked, chosen = model.counters - counters, model.selections - selections
-            for text in texts:
-                text.counters += asked
-                text.selections += chosen
-                text.programs_made += model.programs_made - made + crowded
+    @property
+    def crowded(self) -> bool:
+        """Whether there are several texts."""
+        return sum(lane.text is not None for lane in self.lanes) > 1
 
     def _lead(self, batch: _Batch) -> None:
         """Waits for others, then computes for all. Errors are the batch's."""
@@ -321,6 +314,11 @@ class Lanes:
                     lambda: self._expected <= {request.text for request in batch.requests},
                     max(LEAST_PATIENCE, PATIENCE * self.seconds),
                 )
+                if batch.requests[0].text.is_new:  # who began with it may be about to ask
+                    self._joined.wait_for(
+                        lambda: len(batch.requests) == len(self.lanes),
+                        max(LEAST_PATIENCE, NEW_PATIENCE * self.seconds),
+                    )
             with self.turns:
                 with self._joined:
                     self._open = None
@@ -342,7 +340,8 @@ class Lanes:
             return
         began, model = time.perf_counter(), self.transformer
         parts = [request.part for request in requests]
-        with self.booked([request.text for request in requests]):
+        texts = [request.text for request in requests]
+        with self.books.booked(texts, self.books.decode, self.crowded):
             if len(parts) == 1:
                 logits = model.forward(parts[0].ids, parts[0].rows, None, parts[0].kv)
                 rows = range(len(model.hidden))
@@ -350,8 +349,10 @@ class Lanes:
             else:
                 answers = self._together.forward(parts)
         self.seconds = time.perf_counter() - began
-        drafts = sum(len(answer.hidden) for answer in answers) > len(answers)
-        self._useful = {answer.places[0] for answer in answers} if drafts else None
+        n_rows = sum(len(answer.hidden) for answer in answers)
+        self.books.ended(texts, self.books.decode, n_rows)
+        useful = {answer.places[0] for answer in answers}
+        self._useful = useful if n_rows > len(answers) else None
         for request, answer in zip(requests, answers, strict=True):
             self.left_for(request.text, answer.hidden, answer.places)
             request.logits = answer.logits
@@ -380,7 +381,7 @@ class DraftsInTurn:
         self._text = text
 
     def propose(self, room: int) -> list[Draft]:
-        with self._text.alone():
+        with self._text.alone(self._text.books.decode):
             return self._drafts.propose(room)
 
 

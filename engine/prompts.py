@@ -57,12 +57,14 @@ class Prompts:
             steps = model.prompt(ids[copied:], kv)
             while not self._in_one_turn(text, steps, tell):
                 pass
+            if copied < len(ids):
+                lanes.books.ended([text], lanes.books.prefill, len(ids) - copied)
         return np.zeros((0, model.vocab_size), np.float32)
 
     def _in_one_turn(self, text: Text, steps: Iterator[int], tell: Callable[[int], None]) -> bool:
         """Some layers of a chunk, for as long as a forward takes; whether it is whole."""
         lanes = self._lanes
-        with text.alone():
+        with text.alone(lanes.books.prefill):
             give_way = time.perf_counter() + lanes.seconds
             for done in steps:
                 tell(done)
