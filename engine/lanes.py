@@ -196,7 +196,7 @@ class Lanes:
         self.turns = Turns()
         self.prompts = Prompts(self)
         self.lanes = [Lane(kv, head) for kv, head in zip(caches, heads, strict=True)]
-        self.on_forward = on_forward
+        self._on_forward = on_forward
         self._on_accepted = on_accepted
         self._together = Together(transformer)
         self._begun = 0
@@ -354,11 +354,18 @@ class Lanes:
         useful = {answer.places[0] for answer in answers}
         self._useful = useful if n_rows > len(answers) else None
         for request, answer in zip(requests, answers, strict=True):
-            self.left_for(request.text, answer.hidden, answer.places)
+            self._left_for(request.text, answer.hidden, answer.places)
             request.logits = answer.logits
-        self.on_forward()
+        self._on_forward()
 
-    def left_for(self, text: Text, hidden: Floats, places: Sequence[int]) -> None:
+    def chunk_ended(self, text: Text, rows: int) -> None:
+        """So many rows of a prompt were computed, and its cache has them."""
+        self._left_for(text, self.transformer.hidden, ())
+        if rows:
+            self.books.ended([text], self.books.prefill, rows)
+        self._on_forward()
+
+    def _left_for(self, text: Text, hidden: Floats, places: Sequence[int]) -> None:
         """What the latest forward left for a text, as it is needed after the next one's beginning."""
         text.hidden = hidden if len(self.lanes) == 1 else hidden.copy()
         text.places = places

@@ -8,30 +8,63 @@ time; and what another text's cache holds already is copied, not computed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.model.forward import Transformer
+from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.turns import Turns
 
-if TYPE_CHECKING:
-    from diskmoe.engine.lanes import Lanes, Text
+
+class _Lane(Protocol):
+    """What is asked of a lane."""
+
+    @property
+    def kv(self) -> KvCache: ...
+
+
+class _Lanes(Protocol):
+    """What is asked of the lanes: see ``engine.lanes``."""
+
+    @property
+    def transformer(self) -> Transformer: ...
+    @property
+    def seconds(self) -> float: ...
+    def expect(self, text: Any) -> None: ...
+    def expect_no_more(self, text: Any) -> None: ...
+    def take_over(self, lane: Any, ids: Sequence[int]) -> int: ...
+    def chunk_ended(self, text: Any, rows: int) -> None: ...
+
+
+class Reader(Protocol):
+    """A text that has a prompt."""
+
+    copied: int
+
+    @property
+    def lane(self) -> _Lane: ...
+    @property
+    def reuse(self) -> bool: ...
+    def alone(self) -> AbstractContextManager[None]: ...
+    def check(self) -> None: ...
 
 
 class Prompts:
     """Those of the texts in these lanes."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: _Lanes) -> None:
         self._lanes = lanes
         self._chunk = Turns()
         self._chunks = 0  # so far
 
     def read(
-        self, text: Text, ids: npt.NDArray[Any], on_layer: Callable[[int, int], None] | None
+        self, text: Reader, ids: npt.NDArray[Any], on_layer: Callable[[int, int], None] | None
     ) -> Floats:
         """A chunk goes into a text's cache; no logits. What is told of its layers may end the text,
         and begin another in its lane: then not a layer more is computed."""
@@ -55,21 +88,20 @@ class Prompts:
             if copied < len(ids):
                 lanes.expect_no_more(text)
             steps = model.prompt(ids[copied:], kv)
-            while not self._in_one_turn(text, steps, tell):
+            while not self._in_one_turn(text, steps, tell, len(ids) - copied):
                 pass
-            if copied < len(ids):
-                lanes.books.ended([text], lanes.books.prefill, len(ids) - copied)
         return np.zeros((0, model.vocab_size), np.float32)
 
-    def _in_one_turn(self, text: Text, steps: Iterator[int], tell: Callable[[int], None]) -> bool:
-        """Some layers of a chunk, for as long as a forward takes; whether it is whole."""
-        lanes = self._lanes
-        with text.alone(lanes.books.prefill):
-            give_way = time.perf_counter() + lanes.seconds
+    def _in_one_turn(
+        self, text: Reader, steps: Iterator[int], tell: Callable[[int], None], rows: int
+    ) -> bool:
+        """Some layers of a chunk of so many rows, for as long as a forward takes; whether it is
+        whole."""
+        with text.alone():
+            give_way = time.perf_counter() + self._lanes.seconds
             for done in steps:
                 tell(done)
                 if time.perf_counter() > give_way:
                     return False
-            lanes.left_for(text, lanes.transformer.hidden, ())
-            lanes.on_forward()
+            self._lanes.chunk_ended(text, rows)
             return True
