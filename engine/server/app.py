@@ -28,7 +28,9 @@ from diskmoe.engine.server.desk import Desk, Event, Gone, Job
 from diskmoe.engine.server.fields import json_object
 from diskmoe.engine.server.languages import Languages
 from diskmoe.engine.server.leaving import Stream, unless_left
+from diskmoe.engine.server.live import Live
 from diskmoe.engine.server.metrics import metrics
+from diskmoe.engine.server.page import page
 from diskmoe.engine.server.refusals import Refusal, refusal_of
 from diskmoe.engine.server.rules import Rules
 from diskmoe.engine.tools.calling import Calling
@@ -53,6 +55,7 @@ class Server:
         self._name = desk.model.opened.name
         self._created = created
         self._languages = languages or Languages()
+        self._page_itself = page()
         self.calling = Calling.of(desk.model.text)
         self._texts = ThreadPoolExecutor(THREADS, "diskmoe-request")
         self._grammars = ThreadPoolExecutor(THREADS, "diskmoe-grammar")
@@ -63,6 +66,8 @@ class Server:
             Route("/v1/models/{name}", self._open(self._model), methods=["GET"]),
             Route("/metrics", self._open(self._metrics), methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
+            Route("/live", self._open(Live(desk).respond), methods=["GET"]),
+            Route("/", self._page, methods=["GET"]),
         ]
         refused = {Refusal: _refused, HTTPException: _refused_by_path, Exception: self._failed}
         self.app = Starlette(routes=routes, exception_handlers=refused)  # pyright: ignore[reportArgumentType]
@@ -102,6 +107,8 @@ class Server:
             asked = await unless_left(
                 request, loop.run_in_executor(pool, self._ready, values, understood, job)
             )
+            reply, text = Reply(self._name, asked.chat), self._desk.model.text
+            writer = Writer(reply, text, asked.logprobs is not None)
             self._desk.submit(job, asked)
         except BaseException as error:
             refusal = job.refusal
@@ -109,8 +116,6 @@ class Server:
             if isinstance(error, Gone):
                 raise refusal from None
             raise
-        reply, text = Reply(self._name, asked.chat), self._desk.model.text
-        writer = Writer(reply, text, asked.logprobs is not None)
         if asked.stream:
             return Stream(streamed(job, events, writer, asked.usage_at_end), job.cancel)
         return JSONResponse(await whole(request, job, events, writer))
@@ -153,6 +158,12 @@ class Server:
 
     async def _metrics(self, request: Request) -> Response:
         return PlainTextResponse(metrics(self._desk), media_type="text/plain; version=0.0.4")
+
+    async def _page(self, request: Request) -> Response:
+        """For everybody who knows us: it has no secrets, and asks for the key itself."""
+        if self._rules.api_key is None:
+            self._rules.check(request.headers)
+        return self._page_itself
 
     async def _health(self, request: Request) -> Response:
         desk = self._desk
