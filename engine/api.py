@@ -29,14 +29,16 @@ from diskmoe.engine.generation import Run, of_text
 from diskmoe.engine.lanes import DraftsInTurn
 from diskmoe.engine.learning import to_each
 from diskmoe.engine.model.forward import Transformer
+from diskmoe.engine.model.moe import Record
 from diskmoe.engine.observed import Observed, Processor
 from diskmoe.engine.options import Options, options_with
 from diskmoe.engine.prepared import Prepared, Say, prepare, silent
 from diskmoe.engine.report import ModelFacts
 from diskmoe.engine.sampling import Sampler, Sampling
-from diskmoe.engine.stats import RunStats
+from diskmoe.engine.stats import Phase, RunStats
 from diskmoe.engine.text.session import TextStream
 from diskmoe.engine.text.side import Prompt
+from diskmoe.experts.store import ExpertStore
 from diskmoe.grammar_draft.library import load as load_grammar
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.draft_model import DraftModelSource
@@ -77,8 +79,8 @@ class Model:
         self._history = parts.history
         self._say = say
         recorders = [part.record for part in (self._trace, self._history) if part is not None]
-        if recorders:
-            self._transformer.record_with(to_each(recorders))
+        self._recorders: Sequence[Record] = recorders
+        self.look(None)
         self._experience = Experience()
         self._constraints = Constraints(prepared.text, say, prepared.options.grammar_cache)
         self._closed = False
@@ -129,6 +131,22 @@ class Model:
     def transformer(self) -> Transformer:
         """The forward itself, for benchmarks that feed it fixed token ids."""
         return self._transformer
+
+    @property
+    def store(self) -> ExpertStore:
+        """The hot store, to be looked at: it is for the thread that computes."""
+        return self._store
+
+    @property
+    def phases(self) -> tuple[Phase, Phase]:
+        """Prefill and decode of all texts since the start, counting on."""
+        return self._lanes.books.prefill, self._lanes.books.decode
+
+    def look(self, record: Record | None) -> None:
+        """From the next layer on, ``record(layer, ids, phase)`` is told what its rows chose, before
+        the hot store is asked for it, in the thread that computes. None: nobody is told."""
+        recorders = [*self._recorders, *([record] if record else [])]
+        self._transformer.record_with(to_each(recorders) if recorders else None)
 
     @property
     def facts(self) -> ModelFacts:

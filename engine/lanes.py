@@ -25,6 +25,7 @@ from weakref import ReferenceType, ref
 import numpy as np
 import numpy.typing as npt
 
+from diskmoe.engine.books import Booked, Books
 from diskmoe.engine.decode import Drafts
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.forks import Home
@@ -33,8 +34,8 @@ from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.together import Answer, Part, Together
+from diskmoe.engine.stats import Phase
 from diskmoe.engine.turns import Turns
-from diskmoe.experts.store import StoreCounters
 from diskmoe.mtp.source import Draft
 
 PATIENCE = 0.25  # of the latest shared forward's seconds, that one waits for others to join
@@ -60,19 +61,13 @@ class _Batch:
     error: BaseException | None = None
 
 
-class Text:
-    """A text in its lane: what ``decode`` asks of a model.
-
-    counters: what the forwards that it took part in, and its own drafting, asked of the hot store;
-    of a forward that texts share, each counts the whole.
-    """
+class Text(Booked):
+    """A text in its lane: what ``decode`` asks of a model."""
 
     def __init__(self, lanes: Lanes, lane: Lane) -> None:
+        super().__init__(lanes.books)
         self.lane = lane
         self.number = lanes.lanes.index(lane)  # of the lane
-        self.counters = StoreCounters()
-        self.selections = 0
-        self.programs_made = 0  # and forwards beside others: neither tells what the next will cost
         self.row_misses: Sequence[int] = ()
         self.hidden: Floats = np.zeros((0, 0), np.float32)  # (n, hidden) of its latest rows
         self.places: Sequence[int] = ()  # of these among those of the forward
@@ -95,11 +90,12 @@ class Text:
         return self._lanes.forward(self, Part(self.lane.kv, np.asarray(ids), rows))
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Inside, nobody else computes, and what is read is booked on this text."""
+    def alone(self, phase: Phase | None = None) -> Iterator[None]:
+        """Inside, nobody else computes, and what is read is booked on this text, in a phase: else
+        that of its latest forward."""
         with self._lanes.turns:
             self.check()
-            with self._lanes.booked([self]):
+            with self.books.booked([self], phase or self.phase, self._lanes.crowded):
                 yield
 
     def accepted(self, rows: int) -> None:
@@ -177,6 +173,7 @@ class Lanes:
         forward, when nobody computes. on_accepted: told which rows of a forward with drafts were of
         use, before the next one."""
         self.transformer = transformer
+        self.books = Books(transformer)
         self.home = Home()
         self.turns = Turns()
         self.lanes = [Lane(kv, head) for kv, head in zip(caches, heads, strict=True)]
@@ -241,11 +238,12 @@ class Lanes:
                 if self._forwards != here:  # in a lane of its own, but in the same working memory
                     raise BadRequest("another text was computed within the progress of this one")
 
-        with text.alone():
+        with text.alone(self.books.prefill):
             self._forwards += 1
             here = self._forwards
             logits = self.transformer.forward(ids, "none", told, text.lane.kv)
             self._left_for(text, self.transformer.hidden, ())
+            self.books.ended([text], self.books.prefill, len(ids))
             self._on_forward()
         return logits
 
@@ -288,20 +286,10 @@ class Lanes:
             self._expected.discard(text)
             self._joined.notify_all()
 
-    @contextmanager
-    def booked(self, texts: Sequence[Text]) -> Iterator[None]:
-        """What the hot store is asked for inside is booked on each of these texts."""
-        model = self.transformer
-        counters, selections, made = model.counters, model.selections, model.programs_made
-        crowded = sum(lane.text is not None for lane in self.lanes) > 1
-        try:
-            yield
-        finally:
-            asked, chosen = model.counters - counters, model.selections - selections
-            for text in texts:
-                text.counters += asked
-                text.selections += chosen
-                text.programs_made += model.programs_made - made + crowded
+    @property
+    def crowded(self) -> bool:
+        """Whether there are several texts."""
+        return sum(lane.text is not None for lane in self.lanes) > 1
 
     def _lead(self, batch: _Batch) -> None:
         """Waits for others, then computes for all. Errors are the batch's."""
@@ -333,7 +321,8 @@ class Lanes:
         self._forwards += 1
         began, model = time.perf_counter(), self.transformer
         parts = [request.part for request in requests]
-        with self.booked([request.text for request in requests]):
+        texts = [request.text for request in requests]
+        with self.books.booked(texts, self.books.decode, self.crowded):
             if len(parts) == 1:
                 logits = model.forward(parts[0].ids, parts[0].rows, None, parts[0].kv)
                 rows = range(len(model.hidden))
@@ -341,8 +330,9 @@ class Lanes:
             else:
                 answers = self._together.forward(parts)
         self._seconds = time.perf_counter() - began
-        drafts = sum(len(answer.hidden) for answer in answers) > len(answers)
-        self._useful = set(range(len(answers))) if drafts else None
+        n_rows = sum(len(answer.hidden) for answer in answers)
+        self.books.ended(texts, self.books.decode, n_rows)
+        self._useful = set(range(len(answers))) if n_rows > len(answers) else None
         for request, answer in zip(requests, answers, strict=True):
             self._left_for(request.text, answer.hidden, answer.places)
             request.logits = answer.logits
@@ -371,7 +361,7 @@ class DraftsInTurn:
         self._text = text
 
     def propose(self, room: int) -> list[Draft]:
-        with self._text.alone():
+        with self._text.alone(self._text.books.decode):
             return self._drafts.propose(room)
 
 

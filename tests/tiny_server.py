@@ -22,9 +22,9 @@ TEMPLATE = (
 CONTEXT = 1024
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, family: str = "qwen3_moe") -> Path:
     """A model whose text ends at its limit only, with a tokenizer and a template."""
-    config = tiny_config("qwen3_moe", vocab_size=VOCAB, eos_token_id=None)
+    config = tiny_config(family, vocab_size=VOCAB, eos_token_id=None)
     config["max_position_embeddings"] = CONTEXT
     write_checkpoint(folder, config, random_tensors(config, seed=21), dtype="bf16")
     write_tokenizer(folder)

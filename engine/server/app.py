@@ -28,7 +28,9 @@ from diskmoe.engine.server.desk import Desk, Event, Gone, Job
 from diskmoe.engine.server.fields import json_object
 from diskmoe.engine.server.languages import Languages
 from diskmoe.engine.server.leaving import Stream, unless_left
+from diskmoe.engine.server.live import Live
 from diskmoe.engine.server.metrics import metrics
+from diskmoe.engine.server.page import page
 from diskmoe.engine.server.refusals import Refusal, refusal_of
 from diskmoe.engine.server.rules import Rules
 from diskmoe.engine.tools.calling import Calling
@@ -53,6 +55,7 @@ class Server:
         self._name = desk.model.opened.name
         self._created = created
         self._languages = languages or Languages()
+        self._page_itself = page()
         self.calling = Calling.of(desk.model.text)
         self._texts = ThreadPoolExecutor(THREADS, "diskmoe-request")
         self._grammars = ThreadPoolExecutor(THREADS, "diskmoe-grammar")
@@ -63,6 +66,8 @@ class Server:
             Route("/v1/models/{name}", self._open(self._model), methods=["GET"]),
             Route("/metrics", self._open(self._metrics), methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
+            Route("/live", self._open(Live(desk).respond), methods=["GET"]),
+            Route("/", self._page, methods=["GET"]),
         ]
         refused = {Refusal: _refused, HTTPException: _refused_by_path, Exception: self._failed}
         self.app = Starlette(routes=routes, exception_handlers=refused)  # pyright: ignore[reportArgumentType]
@@ -153,6 +158,12 @@ class Server:
 
     async def _metrics(self, request: Request) -> Response:
         return PlainTextResponse(metrics(self._desk), media_type="text/plain; version=0.0.4")
+
+    async def _page(self, request: Request) -> Response:
+        """For everybody who knows us: it has no secrets, and asks for the key itself."""
+        if self._rules.api_key is None:
+            self._rules.check(request.headers)
+        return self._page_itself
 
     async def _health(self, request: Request) -> Response:
         desk = self._desk

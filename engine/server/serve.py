@@ -92,6 +92,7 @@ def _serve(model: Model, listener: socket.socket, values: Mapping[str, Value], s
             f"serving   http://{host}:{port}/v1, {model.options.parallel} texts at once, "
             f"{values['QUEUE'].value} may wait"
         )
+        say(f"page      http://{host}:{port}/ to chat and to watch")
         if key is None and host not in LOOPBACK:
             say("note      anybody who reaches this address may ask: API_KEY=... asks for a key")
         config = uvicorn.Config(

@@ -12,6 +12,7 @@ from tiny_model import random_tensors, tiny_config, write_checkpoint
 from diskmoe.engine.api import Model, Options, Sampling
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
+from diskmoe.engine.stats import snapshot
 from diskmoe.engine.turns import Turns
 from diskmoe.mtp.verify import verify
 
@@ -247,3 +248,19 @@ def test_turns_are_given_in_the_order_asked_for() -> None:
     for thread in threads:
         thread.join(10)
     assert order == list(range(8))
+
+
+def test_the_phases_of_all_texts_are_what_the_store_was_asked_for(path: Path) -> None:
+    """Prompts, shared forwards and drafting: each once, whoever shares it."""
+    with Model.load(path, options(parallel=3)) as model:
+        runs = [model.generate(text, limit=12, reuse=False) for text in prompts(3, seed=6)]
+        in_threads([lambda run=run: list(run).clear() for run in runs])
+        prefill, decode = model.phases
+        for name, value in snapshot(model.transformer.counters, 0).items():
+            if name != "selections":
+                assert getattr(prefill, name) + getattr(decode, name) == pytest.approx(value)
+        assert prefill.selections + decode.selections == model.transformer.selections
+        assert prefill.rows == sum(run.stats.prefill.rows for run in runs)
+        assert decode.rows == sum(run.stats.decode.rows for run in runs)
+        assert decode.forwards <= sum(run.stats.decode.forwards for run in runs)
+        assert 0 < decode.forward_seconds <= decode.seconds

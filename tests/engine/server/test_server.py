@@ -213,7 +213,6 @@ def test_a_prompt_that_is_none_is_refused(client: httpx.Client, prompt: Any) -> 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
         ("GET", "/etc/passwd", 404),
         ("GET", "/v1/models/../../etc/passwd", 404),
         ("GET", "/v1/models/%2e%2e%2fetc%2fpasswd", 404),
