@@ -6,13 +6,18 @@ import typing
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_server import write_model
 
 import diskmoe.engine
-from diskmoe.engine import BadRequest, Model, Options, Sampling, Turn
+from diskmoe.engine import BadRequest, Model, Options, RunStats, Sampling, Turn
+from diskmoe.engine.answer import Answer
 from diskmoe.engine.options import OptionWords, options_with
+from diskmoe.engine.text.thinking import Thinking
+from diskmoe.engine.tools.forms import FORMS
+from diskmoe.engine.tools.reading import Reader
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +107,37 @@ def test_messages_that_are_no_conversation_are_refused(model: Model) -> None:
     twice = [{"role": "system", "content": "Be long."}]
     with pytest.raises(BadRequest, match="message 1 is no user's"):
         model.chat("Be brief.", twice)
+
+
+class Spoken:
+    """A run whose text is known."""
+
+    def __init__(self, *pieces: str) -> None:
+        self._pieces = pieces
+        self.token_ids: list[int] = []
+        self.stats = RunStats(stop_reason="stop token")
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._pieces
+
+
+def test_reasoning_that_stands_in_a_channel_is_no_part_of_the_answer() -> None:
+    (form,) = (form for form in FORMS if form.channels)
+    run: Any = Spoken(
+        "<|channel|>analysis<|mess",
+        "age|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Ye",
+        "s.",
+    )
+    turn = Turn(Answer(run, Thinking.none(), Reader(form, None)))
+    assert "".join(text for reasoning, text in turn if reasoning) == "Hm."
+    assert (turn.content, turn.reasoning) == ("Yes.", "Hm.")
+    assert turn.message == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+
+
+def test_a_call_that_nobody_asked_for_is_said() -> None:
+    (form,) = (form for form in FORMS if form.channels)
+    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+    run: Any = Spoken(call)
+    turn = Turn(Answer(run, Thinking.none(), Reader(form, None)))
+    assert turn.answer() == "{}"
+    assert set(turn.message) == {"role", "content"}
