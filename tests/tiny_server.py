@@ -32,9 +32,24 @@ def write_model(folder: Path, family: str = "qwen3_moe") -> Path:
     return folder
 
 
-def listen(app: Any) -> tuple[uvicorn.Server, str, threading.Thread]:
+def listen(
+    app: Any,
+    connection: type[Connection] = Connection,
+    most: int | None = None,
+    buffer_bytes: int | None = None,
+) -> tuple[uvicorn.Server, str, threading.Thread]:
+    """most: connections; buffer_bytes: of the system, for what is sent on each."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=Connection, ws="none", log_level="critical", lifespan="off")
+    if buffer_bytes is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+    config = uvicorn.Config(
+        app,
+        http=connection,
+        limit_concurrency=most,
+        ws="none",
+        log_level="critical",
+        lifespan="off",
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
