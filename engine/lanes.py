@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.books import Booked, Books
-from diskmoe.engine.decode import Drafts
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.forks import Home
 from diskmoe.engine.model.forward import Transformer, Wanted
@@ -39,7 +38,6 @@ from diskmoe.engine.model.together import Answer, Part, Together
 from diskmoe.engine.prompts import Prompts
 from diskmoe.engine.stats import Phase
 from diskmoe.engine.turns import Turns
-from diskmoe.mtp.source import Draft
 
 PATIENCE = 0.25  # of the latest shared forward's seconds, that one waits for others to join
 NEW_PATIENCE = 0.05  # the same, at the first forward of a text, for others that were not expected
@@ -377,19 +375,6 @@ class Lanes:
             rows, self._useful = sorted(self._useful), None
             self.transformer.accepted(rows)
             self._on_accepted(rows)
-
-
-class DraftsInTurn:
-    """Drafts of a text whose sources compute, in the text's turns; see ``decode.Drafts``."""
-
-    def __init__(self, drafts: Drafts, text: Text) -> None:
-        self.forwarded, self.emitted = drafts.forwarded, drafts.emitted
-        self._drafts = drafts
-        self._text = text
-
-    def propose(self, room: int) -> list[Draft]:
-        with self._text.alone(self._text.books.decode):
-            return self._drafts.propose(room)
 
 
 def _goes_on(request: _Request) -> bool:
