@@ -213,7 +213,7 @@ class Reader:
                 return
             yield from cursor.more()
         cursor.at = head.end()
-        yield from self.json(self._named(json.loads(head[1], strict=False)))
+        yield from self.json(self._named(parsed(head[1])))
         if (yield from cursor.follows("}")):
             return
         if (yield from cursor.follows(",")):  # what else it has is nothing to us
@@ -296,9 +296,6 @@ def _json_string(cursor: Cursor) -> Step[str]:
             character, at = cursor.text[at], at + 1
             if character == '"' and not escaped:
                 cursor.at = at
-                try:
-                    return json.loads(cursor.text[begin:at], strict=False)
-                except ValueError as error:
-                    raise Malformed(f"a string that is none: {error}") from None
+                return parsed(cursor.text[begin:at])
             escaped = character == "\\" and not escaped
         yield from cursor.more()
