@@ -258,13 +258,12 @@ class Reader:
             yield from cursor.expect(one.before)
             middle = one.behind.split()
             key = yield from cursor.until(">" if one.behind_json else middle[0], MOST_NAME)
-            kinds = frozenset(["string"]) if tool is None else tool.kinds(key)
+            said = ""
             if one.behind_json:
-                key, _, kind = key.partition('"')
-                kinds = KINDS if tool is None else tool.kinds(key)
-                kinds = frozenset(["string"]) if "true" in kind else kinds - {"string"}
+                key, _, said = key.partition('"')
             else:
                 yield from cursor.expect(" ".join(middle[1:]))
+            kinds = _kinds(tool, key, said)
             yield Argued(index, f"{comma}{quoted(key)}: ")
             comma = ", "
             end = one.closing.strip()
@@ -282,6 +281,14 @@ class Reader:
                 text = yield from cursor.until(end, MOST_VALUE)
                 text = text.removesuffix("\n") if one.lines else text
                 yield Argued(index, converted(text, kinds))
+
+
+def _kinds(tool: Tool | None, key: str, said: str) -> frozenset[str]:
+    """The types that a value may be of. said: by the answer itself, whether it is a text."""
+    if "true" in said or (tool is None and not said):
+        return frozenset(["string"])
+    kinds = KINDS if tool is None else tool.kinds(key)
+    return kinds - {"string"} if said else kinds
 
 
 def _escaped(index: int, text: str) -> Argued:
