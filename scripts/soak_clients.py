@@ -19,6 +19,7 @@ import httpx
 from soak_asks import CHAT, TEXT, Ask, conversation, hostile_grammar, refused_asks
 
 SECONDS = 300.0  # that an answer may take
+MOST_TOLD = 40  # faults, one line each
 QUESTIONS = ("Who are you?", "And what do you like?", "Why is that?")
 
 
@@ -28,7 +29,6 @@ class Tally:
 
     done: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def did(self, deed: str) -> None:
@@ -38,8 +38,8 @@ class Tally:
     def fault(self, kind: str, what: str) -> None:
         with self.lock:
             self.wrong[kind] += 1
-            if len(self.told) < 40:
-                self.told.append(f"{kind}: {what[:400]}")
+            if self.wrong.total() <= MOST_TOLD:
+                print(f"# {kind}: {what[:400]}", flush=True)
 
 
 @dataclass

@@ -230,8 +230,6 @@ def main() -> int:
         held = code == wanted and took <= END_SECONDS
         bars.append((name, f"code {code} after {took:.2f} s", held))
     print(f"# done: {dict(sorted(soak.tally.done.items()))}")
-    for line in soak.tally.told:
-        print(f"# {line}")
     for name, figure, held in bars:
         print(f"{'ok  ' if held else 'FAIL'} {name}: {figure}")
     return 0 if all(held for *_, held in bars) else 1
