@@ -40,7 +40,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
             "<|im_end|>",
         ),
     ),
-    "minimax_m2": ("MiniMax-M2", ("[e~[",)),
+    "minimax_m2": ("MiniMax-M2", ("[e~[", "<minimax:tool_call>", "</minimax:tool_call>")),
     "qwen3_coder": ("Qwen3-Coder", ("<|im_end|>",)),
     "qwen3_moe": ("Hermes", ("<|im_end|>",)),
     "mixtral": ("bare JSON", ()),

@@ -13,16 +13,15 @@ from typing import Any
 
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.text.side import Prompt, TextSide
-from diskmoe.engine.tools.forms import BARE, FORMS, PROBE_KEY, Form
+from diskmoe.engine.tools.forms import BARE, FORMS, PROBE, PROBE_KEY, PROBE_VALUE, Form
 from diskmoe.engine.tools.plain import told, without_calls
 from diskmoe.engine.tools.reading import Reader
 from diskmoe.engine.tools.toolbox import Toolbox
 
-_TOOL = "diskmoe_tool"
 _ID = "diskmoe01"  # nine letters and digits: some templates ask for that
-_ARGUMENTS = {PROBE_KEY: "diskmoe_value"}
+_ARGUMENTS = {PROBE_KEY: PROBE_VALUE}
 _PARAMETERS = {"type": "object", "properties": {PROBE_KEY: {"type": "string"}}}
-_FUNCTION = {"name": _TOOL, "description": "none", "parameters": _PARAMETERS}
+_FUNCTION = {"name": PROBE, "description": "none", "parameters": _PARAMETERS}
 _QUESTION = {"role": "user", "content": "question"}
 
 
@@ -46,18 +45,27 @@ class Calling:
             return cls(None, "the model has no chat template")
         shown = _rendered(text, [_QUESTION])
         called, as_text = _call_of(text, False), False
-        if PROBE_KEY not in called:
+        if PROBE_VALUE not in called:
             called, as_text = _call_of(text, True), True
-        told, worded = _TOOL not in shown, PROBE_KEY not in called
+        told, worded = PROBE not in shown, PROBE_VALUE not in called
         if told and worded:
             return cls(BARE, f"{template.source} knows of no tools", told, worded)
-        form = next((f for f in FORMS if all(mark in shown + called for mark in f.marks)), None)
+        whole = shown + called
+        form = next(
+            (f for f in FORMS if all(mark in whole for mark in (f.opening, *f.marks))), None
+        )
         if form is not None:
             return cls(form, template.source, told, worded, as_text)
         form = next((f for f in FORMS if tokenizer.token_id(f.opening) is not None), None)
         if form is not None:
             return cls(form, f"by the token {form.opening}", told, worded, as_text)
-        return cls(BARE, f"{template.source} does not say how", told, worded, as_text)
+        known = BARE.before + PROBE + BARE.behind in called
+        why = (
+            f"{template.source}"
+            if known
+            else f"{template.source} writes them in no form that is known"
+        )
+        return cls(BARE, why, told, worded, as_text)
 
     @property
     def line(self) -> str:
@@ -138,9 +146,9 @@ def _call(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
 def _call_of(text: TextSide, as_text: bool) -> str:
     """What the template writes of a call; "" where it refuses."""
     arguments: Any = json.dumps(_ARGUMENTS) if as_text else _ARGUMENTS
-    call = {"id": _ID, "type": "function", "function": {"name": _TOOL, "arguments": arguments}}
+    call = {"id": _ID, "type": "function", "function": {"name": PROBE, "arguments": arguments}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-    result = {"role": "tool", "tool_call_id": _ID, "name": _TOOL, "content": "result"}
+    result = {"role": "tool", "tool_call_id": _ID, "name": PROBE, "content": "result"}
     for talk in ([_QUESTION, answer, result], [_QUESTION, answer]):
         found = _rendered(text, talk)
         if found:

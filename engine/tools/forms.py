@@ -10,13 +10,16 @@ MiniMax-M2, gpt-oss, Mistral, Granite 3 and Llama 3.1.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from diskmoe.grammar_draft.schema.parameters import Parameters
 
 NUMBER, ID = "\x00", "\x01"  # within a form's texts: digits, nine letters or digits
-PROBE_KEY = "diskmoe_key"  # of the call that a template is asked to show, see `calling`
+# of the call that a template is asked to show, see `calling`
+PROBE, PROBE_KEY, PROBE_VALUE = "diskmoe_tool", "diskmoe_key", "diskmoe_value"
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,27 @@ class Form:
     @property
     def example(self) -> str:
         """A call, with words in capitals for what is to be put in."""
-        inside = '{"PARAMETER": VALUE}'
-        if self.parameters is not None:
-            one = self.parameters
-            inside = f"{one.before}PARAMETER{one.behind}VALUE{one.closing}"
-        texts = (self.section[0], self.before, "FUNCTION", self.behind, inside, self.closing)
-        whole = "".join((*texts, self.section[1]))
+        return self.written([("FUNCTION", {"PARAMETER": "VALUE"})])
+
+    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """Calls, by names and arguments, as the family writes them."""
+        texts = [
+            self.before + name + self.behind + self._inside(v) + self.closing for name, v in calls
+        ]
+        whole = self.section[0] + self.between.join(texts) + self.section[1]
         return whole.replace(NUMBER, "0").replace(ID, "abcdefghi")
+
+    def _inside(self, arguments: Mapping[str, Any]) -> str:
+        one = self.parameters
+        if one is None:
+            return json.dumps(arguments, ensure_ascii=False)
+        found = ""
+        for key, value in arguments.items():
+            as_text = isinstance(value, str)
+            behind = one.behind if as_text or not one.behind_json else one.behind_json
+            text = value if as_text else json.dumps(value, ensure_ascii=False)
+            found += one.before + key + behind + text + one.closing
+        return found
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -63,23 +80,34 @@ class Form:
 
 
 _CHANNELS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
+_DSML = Parameters(
+    '<｜DSML｜parameter name="',
+    '" string="true">',
+    "</｜DSML｜parameter>\n",
+    '" string="false">',
+)
 _TAGGED = Parameters('<parameter name="', '">', "</parameter>\n")
 
 FORMS: tuple[Form, ...] = (
     Form(
         "DeepSeek V3.2",
-        ("｜DSML｜",),
+        ("<｜DSML｜function_calls>",),
         "<｜DSML｜function_calls>",
         '<｜DSML｜invoke name="',
         '">\n',
         "</｜DSML｜invoke>\n",
         section=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
-        parameters=Parameters(
-            '<｜DSML｜parameter name="',
-            '" string="true">',
-            "</｜DSML｜parameter>\n",
-            '" string="false">',
-        ),
+        parameters=_DSML,
+    ),
+    Form(
+        "DeepSeek V4",
+        ("<｜DSML｜tool_calls>",),
+        "<｜DSML｜tool_calls>",
+        '<｜DSML｜invoke name="',
+        '">\n',
+        "</｜DSML｜invoke>\n",
+        section=("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
+        parameters=_DSML,
     ),
     Form(
         "Qwen3-Coder",
@@ -170,6 +198,18 @@ FORMS: tuple[Form, ...] = (
     Form("Mistral", ("[ARGS]",), "[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", "", ids="nine"),
     Form(
         "Mistral",
+        ("[TOOL_CALLS][",),
+        "[TOOL_CALLS]",
+        '{"name": "',
+        '", "arguments": ',
+        "}",
+        section=("[TOOL_CALLS][", "]"),
+        between=", ",
+        object_key="arguments",
+        ids="nine",
+    ),
+    Form(
+        "Mistral",
         ("[TOOL_CALLS]",),
         "[TOOL_CALLS]",
         '{"name": "',
@@ -193,7 +233,7 @@ FORMS: tuple[Form, ...] = (
     ),
     Form(
         "Hermes",
-        ("<tool_call>",),
+        ("<tool_call>", '"arguments"'),
         "<tool_call>",
         '<tool_call>\n{"name": "',
         '", "arguments": ',
@@ -203,7 +243,7 @@ FORMS: tuple[Form, ...] = (
     ),
     Form(
         "Llama 3.1",
-        (f'"parameters": {{"{PROBE_KEY}"',),
+        (f'{{"name": "{PROBE}", "parameters": {{"{PROBE_KEY}"',),
         '{"name": "',
         '{"name": "',
         '", "parameters": ',

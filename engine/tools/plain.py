@@ -42,13 +42,9 @@ def _worded(message: Mapping[str, Any], form: Form) -> dict[str, Any]:
         return {"role": "user", "content": f"The function's result: {message.get('content')}"}
     if not message.get("tool_calls"):
         return dict(message)
+    calls = [call["function"] for call in message["tool_calls"]]
+    written = form.written([(each["name"], each["arguments"]) for each in calls])
     texts = [message["content"]] if message.get("content") else []
-    for call in message["tool_calls"]:
-        function = call["function"]
-        arguments = json.dumps(function["arguments"], ensure_ascii=False)
-        if form.object_key:
-            texts.append(form.before + function["name"] + form.behind + arguments + form.closing)
-        else:
-            texts.append(json.dumps(function, ensure_ascii=False))
+    texts.append(written)
     kept = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**kept, "content": "\n".join(texts)}

@@ -203,6 +203,11 @@ def test_a_body_of_too_many_parts_takes_no_memory() -> None:
         ({"content-type": "application/json", "origin": "null"}, 403, "pages of"),
         ({"content-type": "application/json", "host": "evil.example"}, 403, "not called"),
         ({"content-type": "application/json", "host": "LOCALHOST:1"}, 200, ""),
+        ({"content-type": "application/json", "host": "[::1]:8080"}, 200, ""),
+        ({"content-type": "application/json", "host": "[::1]"}, 200, ""),
+        ({"content-type": "application/json", "host": "127.0.0.1.evil.example"}, 403, "not called"),
+        ({"host": "localhost:1", "origin": "http://localhost:1"}, 200, ""),
+        ({"host": "localhost:1", "origin": "http://localhost:2"}, 403, "pages of"),
     ],
 )
 def test_headers_that_say_something_else_are_refused(
@@ -337,6 +342,14 @@ def test_a_body_that_is_too_long_is_read_past_so_that_its_client_hears_why(
         check(reply)
         assert reply.json()["error"]["code"] == "body_too_long"
     assert client.get("/health").status_code == 200
+
+
+def test_stop_strings_that_each_token_would_be_compared_with_for_long_are_refused(
+    client: httpx.Client,
+) -> None:
+    for stop in ("a" * 5000, ["a" * 2001, "b" * 2000]):
+        reply = client.post(TEXT, json={**ASKS[TEXT], "stop": stop})
+        assert reply.status_code == 400 and "4000 characters" in reply.text
 
 
 def test_a_prompt_that_is_far_too_long_is_told_its_context(client: httpx.Client) -> None:

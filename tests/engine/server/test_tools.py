@@ -56,6 +56,11 @@ def kimi(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iterator
     yield from served(tmp_path_factory.mktemp("tools") / "tiny", "kimi_k2", lines)
 
 
+@pytest.fixture(scope="module")
+def oss(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> Iterator[tuple[str, Model]]:
+    yield from served(tmp_path_factory.mktemp("tools") / "tiny", "gpt_oss", lines)
+
+
 def ask(address: str, **more: Any) -> httpx.Response:
     body = {"messages": HELLO, "max_tokens": 400, "temperature": 1, "seed": 4, **more}
     return httpx.post(f"{address}/v1/chat/completions", json=body, timeout=100)
@@ -115,6 +120,28 @@ def stream(reply: httpx.Response) -> tuple[str, list[dict[str, Any]], str]:
                 more = piece["function"]["arguments"]
                 calls[piece["index"]]["function"]["arguments"] += more
     return said, calls, reason
+
+
+def test_gpt_oss_answers_in_channels_with_tools_and_without(
+    oss: tuple[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, model = oss
+    says(monkeypatch, model, CASES["gpt-oss"].text, ends=False)  # its last token ends it
+    found = choice(ask(address, tools=LOOSE))
+    assert found["message"]["reasoning_content"] == "They ask."
+    assert found["message"]["content"] == "Let me see." and found["finish_reason"] == "tool_calls"
+    [call] = found["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == ARGUMENTS
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    )
+    says(monkeypatch, model, text + "<|return|>", ends=False)
+    message = choice(ask(address))["message"]
+    assert message == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    monkeypatch.undo()
+    named = {"type": "function", "function": {"name": "clock"}}
+    [call] = choice(ask(address, tools=LOOSE, tool_choice=named))["message"]["tool_calls"]
+    assert call["function"]["name"] == "clock"
 
 
 def test_arguments_are_streamed_as_they_come(
