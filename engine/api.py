@@ -204,7 +204,7 @@ class Model:
                 begins what is enforced; none: the text does.
             thinking: how long its thinking blocks may be, where the model has them. With it a text
                 that is enforced may begin with one.
-            reuse: go on from the keys and values of an earlier text, as far as it began like this
+            reuse: go on from the keys and values of another text, as far as it began like this
                 one; that changes how long the prompt takes, and nothing else.
             logprobs: note each token's log-probability, and those of so many likeliest, in
                 ``Run.logprobs``.
