@@ -15,6 +15,12 @@ from diskmoe.engine.inspecting import inspect_model
 from diskmoe.engine.plan import PlanReport
 from diskmoe.engine.predict import Speeds
 from diskmoe.engine.report import REPORT_KEYS
+from diskmoe.mtp.certain_source import CertainSource
+from diskmoe.mtp.corpus import CorpusSource
+from diskmoe.mtp.draft_model import DraftModelSource
+from diskmoe.mtp.grammar_source import GrammarSource
+from diskmoe.mtp.head import MtpSource
+from diskmoe.mtp.ngram import NgramSource
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +73,10 @@ def test_the_keys_of_a_plan(path: Path) -> None:
     assert sorted(first_column(rows)) == sorted(found)
     named = set(re.findall(r"`(\w+)`", rows))
     assert named == set(keys_within(found))
+
+
+def test_every_source_of_drafts_is_named() -> None:
+    sources = (CertainSource, CorpusSource, DraftModelSource, GrammarSource, MtpSource, NgramSource)
+    page = (ROOT / "docs" / "report.md").read_text("utf-8")
+    for source in sources:
+        assert f"`{source.name}`" in page
