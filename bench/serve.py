@@ -88,10 +88,12 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     parts = line.several("--parts", PARTS, PARTS)
     work = _work(line, say)
     from diskmoe.bench.machine import machine_line, machine_of
+    from diskmoe.bench.served import ended_in_order
 
     machine = machine_line(machine_of(work.model))
     say(f"machine   {machine}")
-    found = list(_measured(work, parts, say))
+    with ended_in_order():
+        found = _measured(work, parts, say)
     if line.values["JSON"].value:
         told: dict[str, Any] = {
             "model": work.model.name,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import tempfile
 import threading
@@ -152,6 +153,21 @@ def _events(came: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[s
         for line in lines:
             if line.startswith(b"data: {"):
                 yield at, json.loads(line[len(b"data: ") :])
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Inside, a signal to end leaves by an exception, so that servers end with their benchmark. In the
+    main thread only."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

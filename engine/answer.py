@@ -15,7 +15,7 @@ from diskmoe.engine.text.thinking import Thinking
 from diskmoe.engine.tools.parts import Part, Said
 from diskmoe.engine.tools.reading import Reader
 
-_BY_ITSELF = ("stop token", "grammar complete")
+_BY_ITSELF = ("stop token", "grammar complete", "stop string")
 
 
 class Answer:

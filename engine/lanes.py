@@ -2,12 +2,9 @@
 
 A lane has the caches of one text. Texts may be decoded in a thread each: what computes takes turns,
 first come, first served, and rows of texts that are decoded at the same time go through the model
-in one forward (``model.together``). A prompt gives way to them between its layers, and what of it
-another lane's cache holds is copied.
-
-The rules kept here: what a text gets never depends on who is beside it; nobody waits for a text that
-is slow to ask: a forward begins with those that are there within a fraction of the time it takes;
-and nobody waits for a long prompt: one layer of it, or what a forward takes, is the most.
+in one forward (``model.together``); prompts give way to them (``engine.prompts``). The rules kept
+here: what a text gets never depends on who is beside it; and nobody waits for a text that is slow to
+ask: a forward begins with those that are there within a fraction of the time it takes.
 
     lanes = Lanes(transformer, [KvCache(config, 4096), KvCache(config, 4096)], [None, None])
     text, reused = lanes.begin(prompt_ids)
@@ -28,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.books import Booked, Books
-from diskmoe.engine.decode import Drafts
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.forks import Home
 from diskmoe.engine.model.forward import Transformer, Wanted
@@ -39,7 +35,6 @@ from diskmoe.engine.model.together import Answer, Part, Together
 from diskmoe.engine.prompts import Prompts
 from diskmoe.engine.stats import Phase
 from diskmoe.engine.turns import Turns
-from diskmoe.mtp.source import Draft
 
 PATIENCE = 0.25  # of the latest shared forward's seconds, that one waits for others to join
 NEW_PATIENCE = 0.05  # the same, at the first forward of a text, for others that were not expected
@@ -351,8 +346,8 @@ class Lanes:
         self.seconds = time.perf_counter() - began
         n_rows = sum(len(answer.hidden) for answer in answers)
         self.books.ended(texts, self.books.decode, n_rows)
-        useful = {answer.places[0] for answer in answers}
-        self._useful = useful if n_rows > len(answers) else None
+        drafts = n_rows > len(answers)
+        self._useful = {answer.places[0] for answer in answers} if drafts else None
         for request, answer in zip(requests, answers, strict=True):
             self._left_for(request.text, answer.hidden, answer.places)
             request.logits = answer.logits
@@ -377,19 +372,6 @@ class Lanes:
             rows, self._useful = sorted(self._useful), None
             self.transformer.accepted(rows)
             self._on_accepted(rows)
-
-
-class DraftsInTurn:
-    """Drafts of a text whose sources compute, in the text's turns; see ``decode.Drafts``."""
-
-    def __init__(self, drafts: Drafts, text: Text) -> None:
-        self.forwarded, self.emitted = drafts.forwarded, drafts.emitted
-        self._drafts = drafts
-        self._text = text
-
-    def propose(self, room: int) -> list[Draft]:
-        with self._text.alone(self._text.books.decode):
-            return self._drafts.propose(room)
 
 
 def _goes_on(request: _Request) -> bool:

@@ -100,13 +100,13 @@ class TextStream:
             _, start, self.stopped = min(found)
             text, self._held = self._held[:start], ""
             return text
-        keep = max((_begun(self._held, stop) for stop in self._stops), default=0)
+        keep = max((begun(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut:]
         return text
 
 
-def _begun(text: str, stop: str) -> int:
+def begun(text: str, stop: str) -> int:
     """How many characters of `stop` the end of `text` already has (not all of them)."""
     for n in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:n]):

@@ -59,12 +59,9 @@ class Calling:
         form = next((f for f in FORMS if tokenizer.token_id(f.opening) is not None), None)
         if form is not None:
             return cls(form, f"by the token {form.opening}", told, worded, as_text)
-        known = BARE.before + PROBE + BARE.behind in called
-        why = (
-            f"{template.source}"
-            if known
-            else f"{template.source} writes them in no form that is known"
-        )
+        why = template.source
+        if BARE.before + PROBE + BARE.behind not in called:
+            why += " writes them in no form that is known"
         return cls(BARE, why, told, worded, as_text)
 
     @property
@@ -84,13 +81,11 @@ class Calling:
 
     def reader(self, toolbox: Toolbox | None) -> Reader | None:
         """Of an answer; None where all of it is text."""
-        if toolbox is None and not (self.form and self.form.channels):
-            return None
-        return Reader(self.need(), toolbox)
+        return Reader(self.need(), toolbox) if self._reads(toolbox) else None
 
     def shown_tokens(self, text: TextSide, toolbox: Toolbox | None) -> frozenset[int]:
         """The tokens that a reader must see as they are written."""
-        if self.form is None or text.tokenizer is None or self.reader(toolbox) is None:
+        if self.form is None or text.tokenizer is None or not self._reads(toolbox):
             return frozenset()
         texts = self.form.texts
         special = text.tokenizer.special_text.items()
@@ -115,6 +110,10 @@ class Calling:
             else:
                 options["tools"] = [tool.given for tool in toolbox.tools]
         return text.encode_chat(given, **options)
+
+    def _reads(self, toolbox: Toolbox | None) -> bool:
+        """Whether an answer is more than its text."""
+        return toolbox is not None or (self.form is not None and self.form.channels)
 
     def _as_wanted(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message as the template takes it: all take "" beside calls, and not all take nothing."""

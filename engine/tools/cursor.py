@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
+from diskmoe.engine.text.session import begun
 from diskmoe.engine.tools.parts import Part
 
 Value = TypeVar("Value")
@@ -146,11 +147,3 @@ class Cursor:
         while trailing and end > self.at and self.text[end - 1].isspace():
             end -= 1
         return end
-
-
-def begun(text: str, marker: str) -> int:
-    """How many characters of a marker the end of a text already has, not all of them."""
-    for count in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:count]):
-            return count
-    return 0

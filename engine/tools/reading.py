@@ -213,7 +213,7 @@ class Reader:
                 return
             yield from cursor.more()
         cursor.at = head.end()
-        yield from self.json(self._named(json.loads(head[1], strict=False)))
+        yield from self.json(self._named(parsed(head[1])))
         if (yield from cursor.follows("}")):
             return
         if (yield from cursor.follows(",")):  # what else it has is nothing to us
@@ -258,13 +258,12 @@ class Reader:
             yield from cursor.expect(one.before)
             middle = one.behind.split()
             key = yield from cursor.until(">" if one.behind_json else middle[0], MOST_NAME)
-            kinds = frozenset(["string"]) if tool is None else tool.kinds(key)
+            said = ""
             if one.behind_json:
-                key, _, kind = key.partition('"')
-                kinds = KINDS if tool is None else tool.kinds(key)
-                kinds = frozenset(["string"]) if "true" in kind else kinds - {"string"}
+                key, _, said = key.partition('"')
             else:
                 yield from cursor.expect(" ".join(middle[1:]))
+            kinds = _kinds(tool, key, said)
             yield Argued(index, f"{comma}{quoted(key)}: ")
             comma = ", "
             end = one.closing.strip()
@@ -284,6 +283,14 @@ class Reader:
                 yield Argued(index, converted(text, kinds))
 
 
+def _kinds(tool: Tool | None, key: str, said: str) -> frozenset[str]:
+    """The types that a value may be of. said: by the answer itself, whether it is a text."""
+    if "true" in said or (tool is None and not said):
+        return frozenset(["string"])
+    kinds = KINDS if tool is None else tool.kinds(key)
+    return kinds - {"string"} if said else kinds
+
+
 def _escaped(index: int, text: str) -> Argued:
     return Argued(index, quoted(text)[1:-1])
 
@@ -296,9 +303,6 @@ def _json_string(cursor: Cursor) -> Step[str]:
             character, at = cursor.text[at], at + 1
             if character == '"' and not escaped:
                 cursor.at = at
-                try:
-                    return json.loads(cursor.text[begin:at], strict=False)
-                except ValueError as error:
-                    raise Malformed(f"a string that is none: {error}") from None
+                return parsed(cursor.text[begin:at])
             escaped = character == "\\" and not escaped
         yield from cursor.more()

@@ -12,7 +12,7 @@ from diskmoe.engine.errors import BadRequest
 MOST_TOOLS = 512
 KINDS = frozenset(["null", "boolean", "integer", "number", "string", "array", "object"])
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-_DEPTH = 16  # of references and alternatives that are followed for a parameter's types
+_SCHEMAS = 200  # that are looked at for a parameter's types
 _CHOICES = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
 
 
@@ -29,7 +29,7 @@ class Tool:
         """The types of JSON that a parameter may be of."""
         properties = (self.parameters or {}).get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None
-        return _kinds(schema, self.parameters, _DEPTH)
+        return _kinds(schema, self.parameters, [_SCHEMAS])
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,16 @@ def _shown(value: Any) -> str:
     return f"{value!r:.60}"
 
 
-def _kinds(schema: Any, root: Any, depth: int) -> frozenset[str]:
-    """The types that a schema lets pass, as far as they are easily told; too many rather than few."""
-    if not isinstance(schema, Mapping) or not depth:
+def _kinds(schema: Any, root: Any, left: list[int]) -> frozenset[str]:
+    """The types that a schema lets pass, as far as they are easily told; too many rather than few.
+    left: how many more schemas are looked at."""
+    left[0] -= 1
+    if not isinstance(schema, Mapping) or left[0] < 0:
         return KINDS
     found = KINDS
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
-        found &= _kinds(_pointed(root, reference), root, depth - 1)
+        found &= _kinds(_pointed(root, reference), root, left)
     named = schema.get("type")
     if isinstance(named, str | list):
         found &= frozenset([named] if isinstance(named, str) else map(str, named))
@@ -129,9 +131,9 @@ def _kinds(schema: Any, root: Any, depth: int) -> frozenset[str]:
         found &= frozenset().union(*map(kinds_of, listed))
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            found &= frozenset().union(*(_kinds(e, root, depth - 1) for e in schema[key]))
+            found &= frozenset().union(*(_kinds(each, root, left) for each in schema[key]))
     for each in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-        found &= _kinds(each, root, depth - 1)
+        found &= _kinds(each, root, left)
     return found
 
 

@@ -1,9 +1,10 @@
 """The arguments of a function one after the other, as families write them that use no JSON for that.
 
 A parameter is what stands before its key, the key, what stands behind it, the value, and what closes
-it. A value that is a text stands there as it is, whatever it holds but what closes it; all others are
-JSON. Parameters come in the order of the schema, those that are not required may be missing. Keys that
-the schema does not name come only where it names none.
+it. A value that is a text stands there as it is, whatever it holds but what closes it (where its length
+is bounded, without the first character of that); all others are JSON. Parameters come in the order of the
+schema, those that are not required may be missing. Keys that the schema does not name come only where it
+names none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diskmoe.grammar_draft.json_rules import JsonRules
+from diskmoe.grammar_draft.regex.charsets import UNIVERSE, difference
 from diskmoe.grammar_draft.regex.dfa import ANYTHING, Dfa, TooLarge, without
 from diskmoe.grammar_draft.regex.emit import joined, write
 from diskmoe.grammar_draft.regex.pattern import from_pattern
@@ -55,7 +57,12 @@ def compile_parameters(
     blanks = None if whitespace == "compact" else profile.blanks
     made = JsonRules(name, blanks, profile.digits)
     compiler = Compiler(Document(schema, name), profile, made, lax)
-    return compiler.finish(_Writer(compiler, form, spell).root())
+    try:
+        root = _Writer(compiler, form, spell).root()
+    except TooLarge as error:
+        place = compiler.document.root
+        raise compiler.document.error(place, f"this schema is too large: {error}") from None
+    return compiler.finish(root)
 
 
 class _Writer:
@@ -83,7 +90,7 @@ class _Writer:
         for kind in ("members", "names", "some"):
             if getattr(facts, kind) not in ((0, None), []):
                 compiler.refuse(facts, kind, "parameters of a call cannot be counted or matched")
-        names = dict.fromkeys([*(name for keys in facts.keys for name in keys.names)])
+        names = dict.fromkeys(name for keys in facts.keys for name in keys.names)
         names.update(facts.required)
         nodes = {name: both(keys.node(name) for keys in facts.keys) for name in names}
         named = [(name, node) for name, node in nodes.items() if not compiler.hopeless(node)]
@@ -130,24 +137,30 @@ class _Writer:
         compiler, made, form = self._compiler, self._made, self._form
         closing = (*self._spell(form.closing), after)
         texts: list[Dfa] = []
+        lengths: list[Repeat] = []
         words: dict[str, None] = {}
         others: dict[Alternative, None] = {}
         for facts in compiler.ways(node):
             if facts.values is not None:
                 if any(isinstance(value, str) for value in facts.values):
-                    texts.append(automaton_of(facts))
+                    texts.append(self._texts(facts))
                 values = [value for value in facts.values if not isinstance(value, str)]
                 others.update(dict.fromkeys(map(made.constant, values)))
                 continue
             anything = facts.types == ALL and not any(map(facts.rest_of, kinds(facts)))
             if facts.types & BIT["string"]:
-                texts.append(self._texts(facts))
+                bounded = facts.length != (0, None)
+                if bounded and not (facts.patterns or facts.formats or facts.excluded):
+                    ranges = difference(UNIVERSE, ((ord(self._end[0]), ord(self._end[0])),))
+                    lengths.append(Repeat(Chars(ranges), *facts.length))
+                else:
+                    texts.append(self._texts(facts))
             for kind in [] if anything else kinds(facts):
                 if kind != "string":
                     compiler.of_type(kind, facts, label, words, others)
-        found: list[Alternative] = []
+        found: list[Alternative] = [(*self._spell(form.behind), r, *closing) for r in lengths]
         if texts:
-            dfa = without(union(texts), self._with_end)
+            dfa = union(texts)
             if not dfa.empty:
                 text = made.rule(label, write(made, dfa, [closing], label, False))
                 found.append((*self._spell(form.behind), text))
@@ -158,9 +171,9 @@ class _Writer:
         return found
 
     def _texts(self, facts: Facts) -> Dfa:
+        """The texts that fit, but for those that hold what closes them."""
         try:
-            return automaton_of(facts)
+            return without(automaton_of(facts), self._with_end)
         except TooLarge as error:
-            kind = "patterns" if facts.patterns or facts.formats else "length"
-            self._compiler.refuse(facts, kind, str(error))
-            return ANYTHING
+            self._compiler.refuse(facts, "patterns" if facts.patterns else "formats", str(error))
+            return without(ANYTHING, self._with_end)

@@ -1,11 +1,14 @@
 """bench serve: what its parts measure, on a tiny server in a thread, and what is made of it."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from tiny_server import listen, write_model
 
@@ -186,3 +189,18 @@ def test_words_that_are_wrong_are_refused(model_path: Path, words: list[str], sa
 def test_a_server_that_does_not_start_is_told_with_its_error() -> None:
     with pytest.raises(RunFailed, match="no such model"), served.served(["--model=/none"], silent):
         pass
+
+
+def test_a_benchmark_that_is_told_to_end_ends_its_servers(model_path: Path) -> None:
+    words = [sys.executable, "-m", "diskmoe.engine", "bench", "serve", str(model_path)]
+    words += ["--parts=union", "--tokens=512", "--history=16", "--pairs=1000"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    with process.stderr as lines:
+        told = next(line for line in lines if line.startswith("server "))
+        server = psutil.Process(int(told.split()[2]))
+        process.terminate()
+        for _ in lines:
+            pass
+    assert process.wait(60) == 143
+    server.wait(30)

@@ -84,9 +84,11 @@ def test_a_damaged_answer_is_read_the_same_in_pieces_and_loses_nothing(
     name: str, data: st.DataObject
 ) -> None:
     case = CASES[name]
-    at = data.draw(st.integers(0, len(case.text) - 1))
-    new = data.draw(st.sampled_from(["", "x", "{", "}", '"', "<", "\\", "\n", "]", "é"]))
-    text = case.text[:at] + new + case.text[at + 1 :]
+    bits = ["", "x", "{", "}", '"', "<", "\\", "\\x", "\n", "]", "é", "NaN", *case.form.texts]
+    text = case.text
+    for new in data.draw(st.lists(st.sampled_from(bits), min_size=1, max_size=4)):
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + new + text[at + data.draw(st.sampled_from([0, 1, 9])) :]
     whole = shape(gathered(read(case, [text])), case)
     assert shape(gathered(read(case, list(text))), case) == whole
     if "tool_calls" not in whole and not case.form.channels:
