@@ -14,10 +14,12 @@ States are immutable and opaque. To fork is to keep one, to roll back is to take
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from diskmoe.grammar_draft.patience import no_check
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.grammar_draft.tables import Tables
 from diskmoe.grammar_draft.tiers import tier_of
@@ -45,12 +47,18 @@ class Constraint:
         DeadEnd: the grammar is too ambiguous to be followed further.
     """
 
-    def __init__(self, grammar: Grammar, vocabulary: Vocabulary, tables: Tables | None = None):
-        """tables: where compiled grammars are kept. Raises BadGrammar when no text can complete the
-        grammar."""
+    def __init__(
+        self,
+        grammar: Grammar,
+        vocabulary: Vocabulary,
+        tables: Tables | None = None,
+        check: Callable[[], None] = no_check,
+    ):
+        """tables: where compiled grammars are kept. check: called now and then while one is made; what
+        it raises ends that. Raises BadGrammar when no text can complete the grammar."""
         self.name = grammar.name
         self.vocabulary = vocabulary
-        self._tier, self.how = tier_of(grammar, vocabulary, tables)  # how: in words
+        self._tier, self.how = tier_of(grammar, vocabulary, tables, check)  # how: in words
         self.start: State = self._tier.start  # before the first token
         self._ends = set(vocabulary.ends)
         self._ended = Ended(vocabulary.mask_of(()))

@@ -10,15 +10,20 @@ import numpy as np
 from diskmoe.grammar_draft.minimal import merged
 from diskmoe.grammar_draft.table import (
     ACCEPT,
+    COUNT,
     END_OF_TEXT,
     GO,
     I32,
+    LOAD,
     REFUSED,
     RETURN,
+    SHIFT,
     SWITCH,
     U8,
     Action,
+    Count,
     Go,
+    Load,
     Return,
     Row,
     Switch,
@@ -27,8 +32,9 @@ from diskmoe.grammar_draft.table import (
 )
 
 
-def table_of(rows: Sequence[Row], start: int) -> Table:
-    """Arrays from rows of actions; states that nothing can tell apart are made one."""
+def table_of(rows: Sequence[Row], start: int, live: Sequence[bool]) -> Table:
+    """Arrays from rows of actions; states that nothing can tell apart are made one. live: per row
+    whether a number goes along."""
     sets = {some for row in rows for some, _ in row}
     classes = _classes([some & ~END_OF_TEXT for some in sets])
     width = int(classes.max()) + 2
@@ -43,12 +49,12 @@ def table_of(rows: Sequence[Row], start: int) -> Table:
                 line[column] = code
         lines.append(line)
     act = np.array(lines, np.int32)
-    names = merged(act)
-    return _laid(act, list(actions), names, classes, start)
+    lives = np.array(live, np.uint8)
+    return _laid(act, list(actions), merged(act, lives), classes, start, lives)
 
 
 def _code(action: Action, actions: dict[Action, int]) -> int:
-    if type(action) is Go and not action.push:
+    if type(action) is Go and not action.push and not action.sets:
         return action.to
     return -2 - actions.setdefault(action, len(actions))
 
@@ -71,7 +77,7 @@ def _classes(sets: Sequence[int]) -> U8:
     return np.array([known.setdefault(c.tobytes(), len(known)) for c in columns], np.uint8)
 
 
-def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) -> Table:
+def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int, live: U8) -> Table:
     """Numbers what is left of the states, and lays actions flat."""
     keys = {s for a in actions if type(a) is Switch for s, _ in a.cases}
     kept = np.array(sorted({int(name) for name in names} | keys), np.int32)
@@ -83,7 +89,7 @@ def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) 
     index = {action: i for i, action in enumerate(queue)}
 
     def code(action: Action) -> int:
-        if type(action) is Go and not action.push:
+        if type(action) is Go and not action.push and not action.sets:
             return named[action.to]
         if action not in index:
             index[action] = len(queue)
@@ -98,8 +104,9 @@ def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) 
     for action in queue:  # grows while it is read
         if isinstance(action, Go):
             kind.append(GO)
-            value.append(named[action.to])
-            listed += [named[s] for s in action.push]
+            *sets, own = action.sets or [0] * (len(action.push) + 1)
+            value.append(named[action.to] | own << SHIFT)
+            listed += [named[s] | n << SHIFT for s, n in zip(action.push, sets, strict=True)]
             found += [0] * len(action.push)
         elif isinstance(action, Switch):
             kind.append(SWITCH)
@@ -107,6 +114,12 @@ def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) 
             cases = sorted((named[s], code(then)) for s, then in action.cases)
             listed += [s for s, _ in cases]
             found += [then for _, then in cases]
+        elif isinstance(action, Count | Load):
+            nexts = [action.then] if isinstance(action, Load) else [action.more, action.last]
+            kind.append(LOAD if isinstance(action, Load) else COUNT)
+            value.append(0)
+            listed += [0] * len(nexts)
+            found += [code(then) for then in nexts]
         else:
             kind.append(RETURN if isinstance(action, Return) else ACCEPT)
             value.append(0)
@@ -122,5 +135,6 @@ def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) 
         i32(at),
         i32(listed),
         i32(found),
+        live[kept],
         named[start],
     )

@@ -12,13 +12,13 @@ from diskmoe.compiled.functions import inner, kernel
 I32 = npt.NDArray[np.int32]
 
 
-def merged(act: I32) -> I32:
-    """Which state each one becomes: the lowest of those that do the same.
+def merged(act: I32, live: npt.NDArray[np.uint8]) -> I32:
+    """Which state each one becomes: the lowest of those that do the same. live: of `table.Table`.
 
     Actions are compared as they are, so that what is merged is rather too little than too much.
     """
     known: dict[bytes, int] = {}
-    alone = np.minimum(act, 0)  # what a state does by itself
+    alone = np.column_stack([np.minimum(act, 0), live])  # what a state does by itself
     blocks = np.array([known.setdefault(row.tobytes(), len(known)) for row in alone], np.int32)
     names = np.empty(len(act), np.int32)
     refine(act, blocks, names)

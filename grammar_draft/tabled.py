@@ -7,7 +7,17 @@ an old one up is to roll back, and what is known of one is known wherever the te
 from __future__ import annotations
 
 from diskmoe.grammar_draft.masks import Masks
-from diskmoe.grammar_draft.table import ACCEPT, GO, RETURN, Table
+from diskmoe.grammar_draft.table import (
+    ACCEPT,
+    COUNT,
+    GO,
+    LOAD,
+    POPPED,
+    RETURN,
+    SHIFT,
+    STATE,
+    Table,
+)
 from diskmoe.grammar_draft.trie import Words
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
@@ -22,7 +32,7 @@ class State:
     __slots__ = ("above", "allowed", "below", "forced", "mask", "may_end", "symbol", "tokens")
 
     def __init__(self, symbol: int, below: State | None):
-        self.symbol = symbol
+        self.symbol = symbol  # with its number, if it is in a loop that counts
         self.below = below
         self.above: dict[int, State] = {}
         self.tokens: dict[int, State | None] = {}  # where tokens lead
@@ -47,7 +57,9 @@ class Tabled:
         spans = [slice(at[i], at[i + 1]) for i in range(len(at) - 1)]
         self._pushes = [listed[span] for span in spans]
         self._cases = [dict(zip(listed[span], found[span], strict=True)) for span in spans]
+        self._nexts = [found[span] for span in spans]
         self._end = len(self._act[0]) - 1
+        self._live: list[int] = table.live.tolist()
         self._only: list[int] = table.only.tolist()
         self._chains: dict[int, tuple[bytes, int]] = {}
         self._states: list[State] = []
@@ -71,9 +83,9 @@ class Tabled:
         top, below = state.symbol, state.below
         for byte in data:
             column = classes[byte]
-            action = act[top][column]
-            if action < 0:
-                action, below = self._run(action, column, below)
+            action = act[top & STATE][column]
+            if action < 0 or top > STATE:
+                action, below = self._run(action, top, column, below)
                 if action < 0:
                     return None
             top = action
@@ -83,8 +95,9 @@ class Tabled:
     def may_end(self, state: State) -> bool:
         """Whether the text may stop here."""
         if state.may_end is None:
-            action = self._act[state.symbol][self._end]
-            state.may_end = self._run(action, self._end, state.below)[0] == _ACCEPTED
+            action = self._act[state.symbol & STATE][self._end]
+            after = self._run(action, state.symbol, self._end, state.below)
+            state.may_end = after[0] == _ACCEPTED
         return state.may_end
 
     def words(self, state: State) -> Words:
@@ -98,8 +111,8 @@ class Tabled:
     def allowed(self, state: State) -> int:
         """The bytes that may come next, as a 256-bit set."""
         if state.allowed < 0:
-            row = self._act[state.symbol]
-            fits = [self._run(row[c], c, state.below)[0] >= 0 for c in range(self._end)]
+            row, top = self._act[state.symbol & STATE], state.symbol
+            fits = [self._run(row[c], top, c, state.below)[0] >= 0 for c in range(self._end)]
             state.allowed = sum(1 << b for b, column in enumerate(self._classes) if fits[column])
         return state.allowed
 
@@ -109,7 +122,9 @@ class Tabled:
             data = bytearray()
             here: State | None = state
             while here is not None and len(data) < MAX_FORCED:
-                chain, to = self._chains.get(here.symbol) or self._chain(here.symbol)
+                chain, to = b"", 0
+                if here.symbol <= STATE:
+                    chain, to = self._chains.get(here.symbol) or self._chain(here.symbol)
                 if chain:
                     assert here.below is not None
                     data += chain
@@ -140,24 +155,46 @@ class Tabled:
         found = self._chains[symbol] = bytes(data), here
         return found
 
-    def _run(self, action: int, column: int, below: State | None) -> tuple[int, State | None]:
-        """Carries an action out. Returns (the state or what is refused or accepted, what is below)."""
+    def _run(
+        self, action: int, top: int, column: int, below: State | None
+    ) -> tuple[int, State | None]:
+        """Carries an action of a state out. Returns (the state behind it, or what is refused or
+        accepted; what is below)."""
+        count, brought = top >> SHIFT, 0  # the number, and that of what was popped last
         while action < -1:
             i = -2 - action
             kind = self._kind[i]
             if kind == GO:
                 assert below is not None
                 for symbol in self._pushes[i]:
-                    below = self._state(symbol, below)
-                return self._number[i], below
+                    below = self._state(self._numbered(symbol, count, brought), below)
+                return self._numbered(self._number[i], count, brought), below
             if kind == ACCEPT:
                 return _ACCEPTED, below
+            if kind == COUNT:
+                count = max(count - 1, 0)
+                action = self._nexts[i][count == 0]
+                continue
+            if kind == LOAD:
+                count, action = brought, self._nexts[i][0]
+                continue
             popped = -1
             for _ in range(1 if kind == RETURN else self._number[i]):
                 assert below is not None
                 popped, below = below.symbol, below.below
-            action = self._act[popped][column] if kind == RETURN else self._cases[i].get(popped, -1)
-        return action, below
+            brought, popped = popped >> SHIFT, popped & STATE
+            if kind == RETURN:
+                count, action = brought, self._act[popped][column]
+            else:
+                action = self._cases[i].get(popped, -1)
+        return (action if action < 0 else self._numbered(action, count, brought)), below
+
+    def _numbered(self, symbol: int, count: int, brought: int) -> int:
+        """A state or symbol with the number that it has from now on. symbol: with what is set there."""
+        state, own = symbol & STATE, symbol >> SHIFT
+        if own == POPPED:
+            return state | brought << SHIFT
+        return state | count << SHIFT if not own and self._live[state] else symbol
 
     def _state(self, symbol: int, below: State) -> State:
         state = below.above.get(symbol)

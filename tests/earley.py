@@ -37,8 +37,8 @@ def drawn(choose: random.Random) -> dict[str, Node]:
         if kind == "ref":
             return ("ref", choose.choice(names))
         if kind == "repeat":
-            low = choose.choice((0, 0, 1, 2))
-            high = choose.choice((None, low, low + 1, low + 2))
+            low = choose.choice((0, 0, 1, 2, 3))
+            high = choose.choice((None, low, low + 1, low + 2, low + 5))
             return ("repeat", node(depth - 1), low, high)
         return (kind, [node(depth - 1) for _ in range(choose.randint(1, 3))])
 

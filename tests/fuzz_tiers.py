@@ -14,10 +14,10 @@ import numpy as np
 from slow_constraint import SlowConstraint
 
 from diskmoe.grammar_draft.automaton import Automaton
+from diskmoe.grammar_draft.compiled_table import Attempts
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.grammar_draft.graph import Graph
-from diskmoe.grammar_draft.laid import table_of
 from diskmoe.grammar_draft.pushdown import Pushdown
 from diskmoe.grammar_draft.pushed import recurring
 from diskmoe.grammar_draft.rules import Grammar
@@ -48,14 +48,22 @@ def pushed(grammar: Grammar, graph: Graph, all_rules: bool) -> set[int]:
 def automata(grammar: Grammar, words: Vocabulary) -> list[tuple[str, Tier]]:
     """All that a grammar can be made into."""
     made: list[tuple[str, Tier]] = [("sets of stacks", Stacked(Automaton(grammar), words))]
+    late = Automaton(grammar, Graph(grammar, written_out=0))
+    made.append(("copies as they are needed", Stacked(late, words)))
     graph = Graph(grammar)
     for push_all in (False, True):
         try:
             pushdown = Pushdown(grammar, graph, pushed(grammar, graph, push_all))
-            table = table_of(pushdown.rows(), pushdown.start)
+            table = pushdown.table()
         except Undecided:
             continue
         made.append((f"table, {push_all=}", Tabled(table, words)))
+        try:
+            table = Attempts(grammar, worth=0).made(push_all)
+        except Undecided:
+            continue
+        counts = "that counts " if table.counts else ""
+        made.append((f"table {counts}as it can, {push_all=}", Tabled(table, words)))
     return made
 
 
