@@ -25,7 +25,7 @@ from diskmoe.grammar_draft.counts import Clash
 from diskmoe.grammar_draft.graph import Graph
 from diskmoe.grammar_draft.laid import table_of
 from diskmoe.grammar_draft.rules import Grammar
-from diskmoe.grammar_draft.subsets import Subsets
+from diskmoe.grammar_draft.subsets import MAX_DEPTH, Subsets, Undecided
 from diskmoe.grammar_draft.table import (
     END_OF_TEXT,
     POPPED,
@@ -177,12 +177,14 @@ class Pushdown:
 
     def rows(self) -> list[Row]:
         """What each state does with each byte. Raises Undecided."""
-        rows: list[Row] = [[(END_OF_TEXT, Accept())]]
-        rows += [self._row(state, _ALL) for state in range(1, len(self._subsets.contents))]
-        return rows
+        return [self._row(state, _ALL) for state in range(len(self._subsets.contents))]
 
-    def _row(self, state: int, some: int) -> Row:
-        """What a state does with some of the bytes."""
+    def _row(self, state: int, some: int, depth: int = 0) -> Row:
+        """What a state does with some of the bytes. depth: symbols that were popped before."""
+        if depth > MAX_DEPTH:
+            raise Undecided(f"more than {MAX_DEPTH} returns before one byte")
+        if not state:
+            return [(END_OF_TEXT, Accept())] if some & END_OF_TEXT else []
         row: Row = []
         group = (self._below[state], self._subsets.ends[state])
         returned = self._behind.get(group, 0)  # bytes that are read behind a return
@@ -197,15 +199,15 @@ class Pushdown:
                 if bits & ~returned:
                     row.append((bits & ~returned, go))
                 if bits & returned:
-                    row += self._switches(state, bits & returned, go)
+                    row += self._switches(state, bits & returned, go, depth)
                     returned &= ~bits
         if returned & switched:
-            row += self._switches(state, returned & switched, None)
+            row += self._switches(state, returned & switched, None, depth)
         if returned & ~switched:
             row.append((returned & ~switched, Return()))
         return row
 
-    def _switches(self, state: int, some: int, go: Action | None) -> Row:
+    def _switches(self, state: int, some: int, go: Action | None, depth: int) -> Row:
         """The rows of bytes where the symbol below a state says what they do. go: what the state
         does with them by itself."""
         returns = self._returns[self._below[state], self._subsets.ends[state]]
@@ -215,7 +217,8 @@ class Pushdown:
             both = some & self._firsts[landed]
             joined: Row = []
             if both:
-                joined = self._row(landed if go is None else self._taken[state, symbol], both)
+                both_as_one = landed if go is None else self._taken[state, symbol]
+                joined = self._row(both_as_one, both, depth + 1)
                 # the number of what goes on: that of the symbol, if it is in what goes on
                 if self._live[symbol] or (go is None and self._live[state]):
                     joined = [(bits, Load(action)) for bits, action in joined]

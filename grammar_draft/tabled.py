@@ -64,7 +64,8 @@ class Tabled:
         self._chains: dict[int, tuple[bytes, int]] = {}
         self._states: list[State] = []
         self._kept = 0
-        self.start = self._state(table.start, State(0, None))
+        self._bottom = State(0, None)
+        self.start = self._state(table.start, self._bottom)
 
     def step(self, state: State, token: int) -> State | None:
         """The state behind a token by its bytes."""
@@ -165,9 +166,11 @@ class Tabled:
             i = -2 - action
             kind = self._kind[i]
             if kind == GO:
-                assert below is not None
                 for symbol in self._pushes[i]:
-                    below = self._state(self._numbered(symbol, count, brought), below)
+                    if below is None:  # the state below everything was popped to be looked at
+                        below = self._bottom
+                    else:
+                        below = self._state(self._numbered(symbol, count, brought), below)
                 return self._numbered(self._number[i], count, brought), below
             if kind == ACCEPT:
                 return _ACCEPTED, below

@@ -1,6 +1,7 @@
 """Random grammars and strings: every automaton, and a slow recogniser, must agree.
 
 python tests/fuzz_tiers.py --grammars 200 --strings 100000
+python tests/fuzz_tiers.py --counting          # long repetitions, which loops can count
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import earley
 import numpy as np
@@ -67,10 +69,15 @@ def automata(grammar: Grammar, words: Vocabulary) -> list[tuple[str, Tier]]:
     return made
 
 
-def compare(seed: int, strings: int, tally: Counter[str]) -> None:
+def compare(
+    seed: int,
+    strings: int,
+    tally: Counter[str],
+    drawn: Callable[[random.Random], dict[str, earley.Node]] = earley.drawn,
+) -> None:
     """One grammar: the same verdict behind every byte of its strings, the same masks at some."""
     choose = random.Random(seed)
-    rules = earley.drawn(choose)
+    rules = drawn(choose)
     text = earley.gbnf(rules)
     oracle = earley.Earley(rules)
     try:
@@ -82,6 +89,7 @@ def compare(seed: int, strings: int, tally: Counter[str]) -> None:
     words = vocabulary(choose)
     slow = SlowConstraint(grammar, words)
     found = automata(grammar, words)
+    longest = 12 if drawn is earley.drawn else 40
     tally.update(name for name, _ in found)
     for number in range(strings):
         tally["strings"] += 1
@@ -89,14 +97,14 @@ def compare(seed: int, strings: int, tally: Counter[str]) -> None:
         state = slow.start
         states = [tier.start for _, tier in found]
         ended = False
-        for _ in range(choose.randint(0, 12)):
+        for _ in range(choose.randint(0, longest)):
             told = (state.may_end, state.allowed)
             for (name, tier), here in zip(found, states, strict=True):
                 assert (tier.may_end(here), tier.allowed(here)) == told, (text, data, name)
                 forced = slow.automaton.forced(state, 8)
                 assert tier.forced(here, 8) == forced, (text, data, name)
             legal = [byte for byte in BYTES if state.allowed >> byte & 1]
-            byte = choose.choice(legal if legal and choose.random() < 0.9 else BYTES)
+            byte = choose.choice(legal if legal and choose.random() < 0.9 + 0.08 * (longest > 12) else BYTES)
             data += bytes([byte])
             after = slow.automaton.advance(state, byte)
             behind = [
@@ -138,12 +146,14 @@ def main() -> None:
     parser.add_argument("--grammars", type=int, default=200)
     parser.add_argument("--strings", type=int, default=100_000, help="in all")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--counting", action="store_true", help="grammars of long repetitions")
     words = parser.parse_args()
     tally: Counter[str] = Counter()
     each = -(-words.strings // words.grammars)
     seed = words.seed
+    drawn = earley.drawn_counting if words.counting else earley.drawn
     while tally["sets of stacks"] < words.grammars:
-        compare(seed, each, tally)
+        compare(seed, each, tally, drawn)
         seed += 1
     print(f"seeds {words.seed} to {seed - 1}: all agree; {dict(tally)}")
 
