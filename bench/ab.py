@@ -19,7 +19,7 @@ from diskmoe.bench.words import Words, understood
 from diskmoe.engine.arguments import split_words
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.places import as_path, state_dir
-from diskmoe.engine.settings import Value
+from diskmoe.engine.setting_sources import Value
 
 Say = Callable[[str], None]
 
@@ -108,7 +108,7 @@ def _tell(results: Results, line: Words) -> None:
 
 def _plan(line: Words, words: Sequence[str], env: Mapping[str, str], say: Say) -> Plan:
     """What the command line asks for. BadRequest, in one line, for what cannot be."""
-    from diskmoe.engine.run import model_path
+    from diskmoe.engine.opening import model_path
 
     if line.places:
         raise BadRequest(

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.settings import BY_NAME, PREFIX, did_you_mean, resolve
+from diskmoe.engine.setting_sources import resolve
+from diskmoe.engine.setting_values import did_you_mean
+from diskmoe.engine.settings import BY_NAME, PREFIX
 
 # what a benchmark says itself to each of its runs
 OURS = (

@@ -14,7 +14,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from diskmoe.engine.errors import DiskMoeError
-from diskmoe.engine.settings import did_you_mean
+from diskmoe.engine.setting_values import did_you_mean
 
 T = TypeVar("T")
 _MOST = 1e300  # of any number

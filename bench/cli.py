@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.settings import did_you_mean
+from diskmoe.engine.setting_values import did_you_mean
 
 Say = Callable[[str], None]
 

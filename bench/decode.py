@@ -17,7 +17,7 @@ import numpy as np
 from diskmoe.bench.words import Words, understood
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.places import as_path
-from diskmoe.engine.settings import Value
+from diskmoe.engine.setting_sources import Value
 
 if TYPE_CHECKING:
     from diskmoe.bench.trace import Trace
@@ -108,7 +108,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     warm = line.whole("--warm", 0, 1_000_000, 0)
 
     from diskmoe.engine.api import Model, prepare  # these import Numba
-    from diskmoe.engine.run import options_from
+    from diskmoe.engine.opening import options_from
 
     context = _context(line, tokens, prompt)
     try:

@@ -108,7 +108,7 @@ class Cell:
 def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """Runs ``bench drafts``; returns the exit code."""
     line = understood("drafts", words, env, FLAGS, SETTINGS)
-    from diskmoe.engine.run import model_path
+    from diskmoe.engine.opening import model_path
 
     if len(line.places) > 1:
         raise BadRequest("bench drafts takes one MODEL; see diskmoe bench drafts --help")
@@ -131,7 +131,7 @@ def _cells(
     line: Words, path: Path, texts: Sequence[str], arms: Sequence[str], say: Say
 ) -> Iterator[Cell]:
     from diskmoe.engine.api import Model
-    from diskmoe.engine.run import options_from
+    from diskmoe.engine.opening import options_from
 
     disks = _disks(line.flags.get("--disks", "200M,1G,0"))
     tokens, repeat = line.whole("--tokens", 8, 4096, 96), line.whole("--repeat", 1, 100, 2)

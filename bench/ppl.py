@@ -92,7 +92,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     raw = read_bytes(text_path)
 
     from diskmoe.engine.api import prepare  # imports Numba
-    from diskmoe.engine.run import options_from
+    from diskmoe.engine.opening import options_from
 
     context = line.values["CTX"].value or CONTEXT
     options = replace(options_from(line.values), ctx=context, draft_rows=0, longest_prompt=context)

@@ -30,7 +30,8 @@ from diskmoe.engine.kernels.products import (
     tile_rows,
 )
 from diskmoe.experts.arena import Arena
-from diskmoe.experts.tiles import PAGE, TILE, aligned_zeros, matrix_layout, pack, unpack
+from diskmoe.experts.packing import pack, unpack
+from diskmoe.experts.tiles import PAGE, TILE, aligned_zeros, matrix_layout
 
 TOLERANCE = 1e-5  # of the sum of magnitudes that go into an output
 

@@ -76,7 +76,7 @@ def command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     if len(line.places) > 1:
         raise BadRequest(f"bench roofline takes one MODEL, and {line.places[1]!r} is one too many")
     tokens = line.whole("--tokens", 8, 100_000, 64)
-    from diskmoe.engine.run import model_path
+    from diskmoe.engine.opening import model_path
 
     path = as_path(line.places[0]) if line.places else model_path(line.values, say)
     found = _measure(line, path, tokens, say)
@@ -95,10 +95,10 @@ def _measure(line: Words, path: Path, tokens: int, say: Say) -> Roofline:
     from diskmoe.engine.api import Model
     from diskmoe.engine.cores import usable_cores
     from diskmoe.engine.model.kvcache import kv_cache_bytes
+    from diskmoe.engine.opening import options_from
     from diskmoe.engine.plan import PlanReport
     from diskmoe.engine.predict import Speeds
     from diskmoe.engine.prepared import prepare
-    from diskmoe.engine.run import options_from
     from diskmoe.experts.budget import auto_budget, available_memory
 
     options = replace(options_from(line.values), draft_rows=0, mtp=False)

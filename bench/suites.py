@@ -15,7 +15,7 @@ from typing import Any
 
 from diskmoe.bench.results import Prompt
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.settings import did_you_mean
+from diskmoe.engine.setting_values import did_you_mean
 
 FOLDER = Path(__file__).with_name("suites")
 SUITES = ("ndjson", "chat", "code", "prose")

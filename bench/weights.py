@@ -19,14 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.experts.formats import FORMATS, GROUP, Quantised, round_to_bf16
-from diskmoe.experts.tiles import (
-    TILE,
-    Bytes,
-    MatrixLayout,
-    matrix_layout,
-    pack,
-    pack_values,
-)
+from diskmoe.experts.packing import pack, pack_values
+from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, matrix_layout
 
 Values = npt.NDArray[np.int8]
 Scales = npt.NDArray[np.float16]

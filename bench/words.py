@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from diskmoe.engine.arguments import split_words
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.settings import Value, did_you_mean, resolve
+from diskmoe.engine.setting_sources import Value, resolve
+from diskmoe.engine.setting_values import did_you_mean
 
 Say = Callable[[str], None]
 

@@ -23,7 +23,8 @@ from diskmoe.bench.gguf_out import GgufFile, ggml_bytes
 from diskmoe.bench.model import Synthetic
 from diskmoe.bench.weights import Block, packed_parts
 from diskmoe.engine.errors import BadOutput, DiskFull, WriteFailed
-from diskmoe.engine.model.families import FAMILIES, Names
+from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.family import Names
 from diskmoe.experts.budget import shown_bytes
 from diskmoe.experts.checkpoint import Checkpoint, DenseTensor, ExpertTensors, TensorPlan
 from diskmoe.experts.container import DENSE_NAME, experts_name

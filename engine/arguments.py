@@ -11,8 +11,9 @@ from importlib.metadata import EntryPoint, distributions
 from typing import cast
 
 from diskmoe.engine.errors import BadRequest, DiskMoeError
-from diskmoe.engine.setting_values import switch
-from diskmoe.engine.settings import PREFIX, SETTINGS, Value, did_you_mean, resolve
+from diskmoe.engine.setting_sources import Value, resolve
+from diskmoe.engine.setting_values import did_you_mean, switch
+from diskmoe.engine.settings import PREFIX, SETTINGS
 
 COMMANDS = (
     "run",

@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diskmoe.engine.chat_file import load_chat, save_chat
 from diskmoe.engine.conversation import Conversation, Turn
 from diskmoe.engine.errors import BadGrammar, BadModel, DiskMoeError
+from diskmoe.engine.opening import opening, say_notes
 from diskmoe.engine.places import as_path, state_dir
-from diskmoe.engine.report import report_lines, settings_lines
+from diskmoe.engine.report import report_lines
 from diskmoe.engine.run import (
-    as_decided,
     form_from,
-    model_path,
-    options_from,
     prefill_progress,
     sampling_from,
     say_without_effect,
     stop_strings,
-    usage_folder,
 )
-from diskmoe.engine.settings import Value, did_you_mean
+from diskmoe.engine.setting_sources import Value
+from diskmoe.engine.setting_values import did_you_mean
 from diskmoe.engine.stats import RunStats
 from diskmoe.experts.budget import shown_bytes
 
@@ -187,32 +184,20 @@ def chat(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) ->
     Raises:
         DiskMoeError: whatever makes a chat impossible.
     """
-    for note in notes:
-        say(f"note      {note}")
+    say_notes(values, notes, say)
     say_without_effect(values, say)
     for name in ("PROMPT", "PROMPT_IDS", "JSON", "CHAT"):
         if values[name].value not in (None, False) and values[name].source != "default":
             say(f"note      {name} has no effect on a chat")
-    path = model_path(values, say)
-    for line in settings_lines(values, values["VERBOSE"].value):
-        say(line)
-    from diskmoe.engine.api import Model, prepare  # after the cheap refusals: it imports Numba
-    from diskmoe.experts.usage import model_fingerprint
-
-    options = replace(options_from(values), usage=usage_folder(values, say))
-    prepared = prepare(path, options, say)
-    try:
-        for note in prepared.text.notes:
-            say(f"note      {note}")
+    with opening(values, say) as prepared:
         defaults = prepared.text.sampling_defaults
         sampling, values = sampling_from(values, defaults, say, draw_seed=False)
         prepared.text.encode_chat([{"role": "user", "content": "?"}])  # refuses what cannot chat
         form = form_from(values, prepared.text, say)
-    except BaseException:
-        prepared.close()
-        raise
+    from diskmoe.engine.api import Model
+    from diskmoe.experts.usage import model_fingerprint
+
     with Model.finish(prepared, say) as model:
-        values = as_decided(values, model)
 
         def fingerprint() -> str:
             return model_fingerprint(model.opened.source.config, model.opened.records.files)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from diskmoe.engine.arguments import split_words
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.places import FORMS, as_path, demo_dir
-from diskmoe.engine.settings import Value, did_you_mean, resolve
+from diskmoe.engine.setting_sources import Value, resolve
+from diskmoe.engine.setting_values import did_you_mean
 
 Say = Callable[[str], None]
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diskmoe.engine.kernels.matmul import Matrix, matmul
+from diskmoe.engine.kernels.matmul import matmul
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.experts.arena import Arena
 from diskmoe.experts.formats import expert_formats

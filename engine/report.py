@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from diskmoe.engine.settings import SETTINGS, Value
+from diskmoe.engine.setting_sources import Value
+from diskmoe.engine.settings import SETTINGS
 from diskmoe.engine.stats import RunStats, peak_rss_bytes, phase_json
 from diskmoe.experts.budget import shown_bytes
 from diskmoe.mtp.compose import Account

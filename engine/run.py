@@ -7,17 +7,15 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from diskmoe.engine.errors import BadModel, BadRequest
-from diskmoe.engine.places import as_path, demo_dir, state_dir
-from diskmoe.engine.report import report_json, report_lines, settings_lines, shown
-from diskmoe.engine.settings import SETTINGS, Value
+from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.opening import model_path, opening, options_from, say_notes
+from diskmoe.engine.report import report_json, report_lines, shown
+from diskmoe.engine.setting_sources import Value
+from diskmoe.engine.settings import SETTINGS
 
 Say = Callable[[str], None]
-GUESSES = 16  # most drafts of a forward where neither a grammar nor DRAFT says it
 _SAMPLING_NAMES = (
     ("TEMP", "temperature"),
     ("TOP_K", "top_k"),
@@ -32,10 +30,7 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
     Raises:
         DiskMoeError: whatever makes the run impossible, before any text is written.
     """
-    verbose = values["VERBOSE"].value
-    for note in notes:
-        if verbose or "was ignored" not in note:
-            say(f"note      {note}")
+    say_notes(values, notes, say)
     say_without_effect(values, say)
     prompt = _prompt(values)
     if not isinstance(prompt, str):
@@ -46,17 +41,7 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
         ]
         if unused:
             say(f"note      {', '.join(unused)} has no effect beside PROMPT_IDS")
-    path = model_path(values, say)
-    values = {**values, "MODEL": Value(str(path), values["MODEL"].source)}
-    for line in settings_lines(values, verbose):
-        say(line)
-    from diskmoe.engine.api import Model, prepare  # after the cheap refusals: it imports Numba
-
-    options = replace(options_from(values), usage=usage_folder(values, say))
-    prepared = prepare(path, options, say)
-    try:
-        for note in prepared.text.notes:
-            say(f"note      {note}")
+    with opening(values, say) as prepared:
         sampling, values = sampling_from(values, prepared.text.sampling_defaults, say)
         if isinstance(prompt, str):
             prompt = prepared.text.encode_prompt(
@@ -69,11 +54,10 @@ def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> 
             ids = prompt
         prepared.check_prompt(ids)
         form = form_from(values, prepared.text, say)
-        prepared = prepared.for_run(len(ids), values["NGEN"].value)
-    except BaseException:
-        prepared.close()
-        raise
-    with Model.finish(prepared, say) as model:
+        fitting = prepared.for_run(len(ids), values["NGEN"].value)
+    from diskmoe.engine.api import Model
+
+    with Model.finish(fitting, say) as model:
         values = as_decided(values, model)
         result = model.generate(
             prompt,
@@ -171,7 +155,8 @@ def as_decided(values: Mapping[str, Value], model: Any) -> dict[str, Value]:
         "THREADS": model.workers.n_threads,
         "PREFILL_CHUNK": model.prefill_chunk,
     }
-    filled = dict(values)
+    path = str(model.opened.path)
+    filled = {**values, "MODEL": Value(path, values["MODEL"].source)}
     for name, value in decided.items():
         if values[name].value is None:
             filled[name] = Value(value, "auto")
@@ -184,8 +169,7 @@ def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     from diskmoe.engine.api import prepare
     from diskmoe.engine.plan import PlanReport
 
-    for note in notes:
-        say(f"note      {note}")
+    say_notes(values, notes, say)
     prepared = prepare(path, options_from(values), say)
     try:
         report = PlanReport.measure(prepared, prepared.plan(say))
@@ -196,60 +180,6 @@ def plan(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     else:
         print("\n".join(report.lines()))
     return 0
-
-
-def options_from(values: Mapping[str, Value]) -> Any:
-    """The ``Options`` that a set of resolved settings asks for."""
-    from diskmoe.engine.api import Options
-
-    span, draft = values["GRAMMAR_DRAFT"].value, values["DRAFT"].value
-    if values["GRAMMAR"].value is None and values["SCHEMA"].value is None:
-        span = 0
-    kept = values["GRAMMAR_CACHE"].value
-    ngram, corpus, mtp = values["NGRAM"].value, values["CORPUS"].value, values["MTP"].value
-    small = values["DRAFT_MODEL"].value
-    drafts = ngram or corpus or small or mtp is not False
-    others = (GUESSES if draft is None else draft) if drafts else 0
-    return Options(
-        cap=values["CAP"].value,
-        expert_bits=values["EXPERT_BITS"].value,
-        dense_bits=values["DENSE_BITS"].value,
-        ctx=values["CTX"].value,
-        ram_gb=values["RAM_GB"].value,
-        threads=values["THREADS"].value,
-        io_threads=values["IO_THREADS"].value,
-        direct=values["DIRECT"].value,
-        prefill_chunk=values["PREFILL_CHUNK"].value,
-        disk_bps=values["DISK_BPS"].value,
-        verify=values["VERIFY"].value,
-        kv=values["KV"].value,
-        prefetch=values["PREFETCH"].value,
-        policy=values["POLICY"].value,
-        trace=as_path(values["TRACE"].value) if values["TRACE"].value else None,
-        pin_gb=values["PIN_GB"].value,
-        draft_rows=max(span, others),
-        span=span,
-        draft=draft,
-        ngram=ngram,
-        corpus=as_path(corpus) if corpus else None,
-        draft_model=as_path(small) if small else None,
-        grammar_cache=as_path(kept) if kept else None,
-        p_min=values["P_MIN"].value,
-        guard=values["GUARD"].value,
-        mtp=mtp,
-        constrain=values["CONSTRAIN"].value,
-    )
-
-
-def usage_folder(values: Mapping[str, Value], say: Say) -> Path | None:
-    """Where runs are learned from; of benchmarks nothing is, so ``options_from`` has it not."""
-    if not values["USAGE"].value:
-        return None
-    try:
-        return state_dir(values["STATE_DIR"].value) / "usage"
-    except BadRequest as error:
-        say(f"note      no usage history: {error}")
-        return None
 
 
 def _prompt(values: Mapping[str, Value]) -> str | tuple[int, ...]:
@@ -275,35 +205,6 @@ def _prompt(values: Mapping[str, Value]) -> str | tuple[int, ...]:
     if not text.strip():
         raise BadRequest("the prompt on stdin is empty")
     return text.removesuffix("\n").removesuffix("\r")  # echo's newline is no part of a question
-
-
-def model_path(values: Mapping[str, Value], say: Say) -> Path:
-    given = values["MODEL"].value
-    if given:
-        return as_path(given)
-    demo = demo_dir(values["CACHE_DIR"].value)
-    if demo.is_dir():
-        from diskmoe.engine.demo_stamp import is_current, is_readable
-
-        if not is_readable(demo):
-            raise BadModel(
-                f"{demo}: the demo model was made by another version of diskmoe: run "
-                "'diskmoe demo-model' to renew it"
-            )
-        if not is_current(demo):
-            say("note      the demo model is of another version; 'diskmoe demo-model' renews it")
-        return demo
-    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
-        say("No model was given and the demo model is not here yet.")
-        print("Fetch it now, about 93 MB? [Y/n] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() in ("", "y", "yes"):
-            from diskmoe.engine.demo import install_demo
-
-            return install_demo(demo, say=say)
-    raise BadRequest(
-        f"no MODEL was given and the demo model is not at {demo}: "
-        "run 'diskmoe demo-model' once while online, or give MODEL=DIR"
-    )
 
 
 def sampling_from(

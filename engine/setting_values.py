@@ -87,3 +87,9 @@ def token_ids(text: str) -> tuple[int, ...]:
     if not ids or min(ids) < 0:
         raise ValueError("at least one token id, none negative, like 1,2,3")
     return ids
+
+
+def did_you_mean(word: str, known: list[str] | tuple[str, ...], cutoff: float = 0.6) -> str:
+    """``"; did you mean X?"`` when a known word is near, else an empty string."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]}?" if near else ""

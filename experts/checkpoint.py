@@ -23,6 +23,7 @@ from diskmoe.experts.formats import GROUP, chosen_format
 from diskmoe.experts.layer_experts import LayerExperts
 from diskmoe.experts.matrices import INT4_CODES, StoredMatrix, find_matrix
 from diskmoe.experts.naming import canonical_names, layer_of
+from diskmoe.experts.packing import Weights, pack, pack_rows, widened
 from diskmoe.experts.safetensors_io import (
     FLOAT_DTYPES,
     Header,
@@ -31,16 +32,7 @@ from diskmoe.experts.safetensors_io import (
     read_tensor,
     shown,
 )
-from diskmoe.experts.tiles import (
-    TILE,
-    Bytes,
-    MatrixLayout,
-    Weights,
-    checked_out,
-    pack,
-    pack_rows,
-    widened,
-)
+from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, checked_out
 
 ROW_BLOCK_BYTES = 16 << 20  # f32 bytes of a matrix that are in memory at a time while packing
 CODE_DTYPES = ("U8",)

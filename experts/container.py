@@ -45,6 +45,7 @@ from diskmoe.experts.facts import (
     text_of,
 )
 from diskmoe.experts.formats import FORMATS
+from diskmoe.experts.packing import unpack, unpack_record
 from diskmoe.experts.safetensors_io import (
     Header,
     TensorInfo,
@@ -61,8 +62,6 @@ from diskmoe.experts.tiles import (
     aligned_zeros,
     matrix_layout,
     record_layout,
-    unpack,
-    unpack_record,
 )
 
 DENSE_NAME = "dense.safetensors"

@@ -32,35 +32,10 @@ from diskmoe.experts.lockfile import LOCK_NAME, locked
 from diskmoe.experts.manifest import Manifest
 from diskmoe.experts.pieces import in_order, packed_parts
 from diskmoe.experts.records import CheckpointRecords
-from diskmoe.experts.safetensors_io import (
-    SafetensorsWriter,
-    read_header,
-    shown,
-)
+from diskmoe.experts.safetensors_io import SafetensorsWriter, read_header, shown
+from diskmoe.experts.side_files import COPIED, side_files
 from diskmoe.experts.tiles import Bytes
 from diskmoe.experts.verify import verify
-
-# What a model directory has beside tensors (glob patterns). config.json comes last: it makes a
-# directory a model.
-COPIED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "tiktoken.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-    "generation_config.json",
-    "LICENSE",
-    "LICENSE.md",
-    "LICENSE.txt",
-    "NOTICE",
-    "config.json",
-)
 
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 _UNUSABLE = {  # what is wrong with the place that was named, rather than with its disk
@@ -153,16 +128,6 @@ def _is_done(out: Path, facts: Facts) -> bool:
             "remove it"
         )
     return True
-
-
-def side_files(model: Path) -> list[str]:
-    """What a model directory has beside tensors: relative paths, in the order to copy them."""
-    return [
-        str(source.relative_to(model))
-        for pattern in COPIED
-        for source in sorted(model.glob(pattern))
-        if source.is_file()
-    ]
 
 
 class _Job:

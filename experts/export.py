@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from diskmoe.experts.checkpoint import ExpertTensors, TensorPlan
 from diskmoe.experts.container import Container
-from diskmoe.experts.convert import side_files
 from diskmoe.experts.errors import BadOutput
 from diskmoe.experts.safetensors_io import SafetensorsWriter, TensorSpec
+from diskmoe.experts.side_files import side_files
 
 FILE_NAME = "model.safetensors"
 

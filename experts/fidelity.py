@@ -14,9 +14,10 @@ import numpy as np
 
 from diskmoe.experts.checkpoint import Checkpoint, TensorPlan
 from diskmoe.experts.container import Container
+from diskmoe.experts.packing import unpack, widened
 from diskmoe.experts.records import CheckpointRecords
 from diskmoe.experts.rows import rows_on_disk
-from diskmoe.experts.tiles import TILE, Floats, aligned_zeros, record_layout, unpack, widened
+from diskmoe.experts.tiles import TILE, Floats, aligned_zeros, record_layout
 
 LAYERS, EXPERTS_OF_LAYER, TILES_OF_MATRIX = 6, 2, 32  # of a sample, at most
 PARTS = ("experts' gate", "experts' up", "experts' down")

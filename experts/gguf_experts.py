@@ -22,17 +22,10 @@ from diskmoe.experts.gguf_blocks import (
     wide,
 )
 from diskmoe.experts.layer_experts import Read
+from diskmoe.experts.packing import pack, pack_biases, pack_values, packing_bytes
 from diskmoe.experts.reader import through_nbytes
 from diskmoe.experts.safetensors_io import TensorInfo, shown
-from diskmoe.experts.tiles import (
-    Bytes,
-    MatrixLayout,
-    RecordLayout,
-    pack,
-    pack_biases,
-    pack_values,
-    packing_bytes,
-)
+from diskmoe.experts.tiles import Bytes, MatrixLayout, RecordLayout
 
 Shape = tuple[int, int]  # rows, columns
 

@@ -33,8 +33,9 @@ from diskmoe.experts.gguf_file import Metadata, read_gguf
 from diskmoe.experts.gguf_names import ARCHITECTURES, experts_beside, layer_number, recipes_of
 from diskmoe.experts.gguf_recipes import Recipe
 from diskmoe.experts.naming import layer_of
+from diskmoe.experts.packing import pack, pack_values
 from diskmoe.experts.safetensors_io import Header, TensorInfo, read_into, shown
-from diskmoe.experts.tiles import Bytes, Floats, MatrixLayout, pack, pack_values
+from diskmoe.experts.tiles import Bytes, Floats, MatrixLayout
 
 
 class GgufCheckpoint(Checkpoint):

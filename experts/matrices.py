@@ -20,16 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.formats import (
-    GROUP,
-    TILE,
-    Quantised,
-    e4m3_numbers,
-    round_to_bf16,
-    widen_bf16,
-)
+from diskmoe.experts.formats import GROUP, TILE, Quantised, e4m3_numbers, round_to_bf16, widen_bf16
+from diskmoe.experts.packing import Weights, packing_bytes
 from diskmoe.experts.safetensors_io import FLOAT_DTYPES, TensorInfo, as_f32, shown
-from diskmoe.experts.tiles import Floats, MatrixLayout, Weights, packing_bytes
+from diskmoe.experts.tiles import Floats, MatrixLayout
 from diskmoe.experts.two_level import two_level
 
 Coding = Literal["plain", "fp8", "int4"]

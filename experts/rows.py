@@ -12,9 +12,10 @@ import numpy as np
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
+from diskmoe.experts.packing import pack
 from diskmoe.experts.reader import FileReader
 from diskmoe.experts.safetensors_io import numpy_dtype, shown
-from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, matrix_layout, pack
+from diskmoe.experts.tiles import TILE, Bytes, MatrixLayout, matrix_layout
 
 
 class RowSource(Protocol):

@@ -14,17 +14,10 @@ from diskmoe.experts.checkpoint import Checkpoint, ExpertTensors, TensorPlan
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import GROUP, Quantised
 from diskmoe.experts.layer_experts import LayerExperts, Read
+from diskmoe.experts.packing import Weights, pack, pack_biases, packing_bytes
 from diskmoe.experts.reader import through_nbytes
 from diskmoe.experts.safetensors_io import TensorInfo, as_f32, numpy_dtype, shown
-from diskmoe.experts.tiles import (
-    Bytes,
-    MatrixLayout,
-    RecordLayout,
-    Weights,
-    pack,
-    pack_biases,
-    packing_bytes,
-)
+from diskmoe.experts.tiles import Bytes, MatrixLayout, RecordLayout
 
 CODES = "mxfp4"  # the format that keeps codes exactly
 

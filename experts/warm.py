@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from diskmoe.experts.formats import expert_formats, mtp_format
-from diskmoe.experts.tiles import TILE, matrix_layout, pack
+from diskmoe.experts.packing import pack
+from diskmoe.experts.tiles import TILE, matrix_layout
 
 
 def compile_packers(formats: Iterable[str]) -> None:

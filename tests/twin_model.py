@@ -20,7 +20,8 @@ import numpy.typing as npt
 from diskmoe.engine.kernels.delta_shape import DeltaShape
 from diskmoe.engine.kernels.ffn_shape import Swiglu
 from diskmoe.engine.model.config import ModelConfig
-from diskmoe.engine.model.families import FAMILIES, Names
+from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.family import Names
 from diskmoe.engine.model.latent_config import IndexerShape, LatentShape
 from diskmoe.engine.model.rope import Yarn
 from diskmoe.experts.formats import quantise, round_to_bf16, widen_bf16

@@ -20,7 +20,8 @@ from diskmoe.compiled.functions import kernel
 from diskmoe.engine.kernels import program
 from diskmoe.engine.kernels.ffn import COLUMNS, COMBINE, DOWN, GATE_UP
 from diskmoe.engine.kernels.ffn_shape import SILU, FfnShape, Swiglu
-from diskmoe.engine.kernels.matmul import PREPARE, add_prepared, check_floats
+from diskmoe.engine.kernels.matmul import add_prepared, check_floats
+from diskmoe.engine.kernels.multiply import PREPARE
 from diskmoe.engine.kernels.paths import HOST
 from diskmoe.engine.kernels.products import (
     KIND,

@@ -9,7 +9,7 @@ import numpy as np
 
 from diskmoe.compiled.functions import inner
 from diskmoe.engine.kernels.atomics import on_stack, put_word, word_at
-from diskmoe.engine.kernels.matmul import PIECE, ROWS, tiles_of_rows, write_out
+from diskmoe.engine.kernels.multiply import PIECE, ROWS, tiles_of_rows, write_out
 from diskmoe.engine.kernels.program import Phase
 from diskmoe.engine.kernels.simd import (
     add,

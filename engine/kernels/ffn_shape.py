@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from diskmoe.engine.kernels.matmul import Matrix
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.program import f32_word
 from diskmoe.experts.tiles import MatrixLayout, RecordLayout

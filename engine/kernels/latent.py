@@ -22,7 +22,8 @@ from diskmoe.engine.kernels.atomics import on_stack, put_word, word_at
 from diskmoe.engine.kernels.attention_blocks import score_one, score_two
 from diskmoe.engine.kernels.basic import norm_row
 from diskmoe.engine.kernels.heads import CachePart, keep, turn
-from diskmoe.engine.kernels.matmul import ROWS, Matrix, tiles_of_rows
+from diskmoe.engine.kernels.matrix import Matrix
+from diskmoe.engine.kernels.multiply import ROWS, tiles_of_rows
 from diskmoe.engine.kernels.products import depth_of, scale_bytes, tile_bytes, tile_kernel
 from diskmoe.engine.kernels.program import Builder, Phase, Rows, address_of_array, f32_word
 from diskmoe.engine.kernels.simd import address, f32_at, store_one

@@ -4,95 +4,33 @@ The rule of this file: a row's result does not depend on the other rows, on the 
 the work is split; `products.py` says how it is computed.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.compiled.functions import inner, kernel
-from diskmoe.engine.kernels.atomics import on_stack, put_word, word_at
+from diskmoe.compiled.functions import kernel
+from diskmoe.engine.kernels.matrix import Matrix
+from diskmoe.engine.kernels.multiply import MULTIPLY, PREPARE
 from diskmoe.engine.kernels.paths import HOST
 from diskmoe.engine.kernels.products import (
-    KIND,
     Q8,
     depth_of,
     is_integer,
-    prepare_row,
     prepared_bytes,
     scale_bytes,
     tile_bytes,
     tile_kernel,
-    tile_rows,
     unpack_row,
 )
-from diskmoe.engine.kernels.program import Builder, Phase, Rows, rows_of
-from diskmoe.engine.kernels.simd import (
-    add,
-    address,
-    f32_at,
-    load_f32,
-    store_f32,
-    store_one,
-)
+from diskmoe.engine.kernels.program import Builder, Rows, rows_of
+from diskmoe.engine.kernels.simd import address
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.experts.tiles import MatrixLayout, aligned_zeros
+from diskmoe.experts.tiles import aligned_zeros
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, eq=False)
-class Matrix:
-    """A matrix in the tile16 layout: `packed` uint8 1-D, layout.nbytes long, contiguous.
-
-    64-byte alignment is faster (no vector crosses a cache line) but not required.
-    """
-
-    layout: MatrixLayout
-    packed: Bytes
-    data_address: int = field(init=False, repr=False)  # asked once: asking is slow
-
-    def __post_init__(self) -> None:
-        packed, layout = self.packed, self.layout
-        if packed.dtype != np.uint8 or packed.shape != (layout.nbytes,):
-            raise ValueError(
-                f"a packed {layout.format} matrix of {layout.rows} x {layout.cols} is uint8 "
-                f"({layout.nbytes},), not {packed.dtype} {packed.shape}"
-            )
-        if not packed.flags.c_contiguous:
-            raise ValueError("a packed matrix must be contiguous")
-        object.__setattr__(self, "data_address", packed.ctypes.data)
-
-    @property
-    def rows(self) -> int:
-        return self.layout.rows
-
-    @property
-    def cols(self) -> int:
-        return self.layout.cols
-
-    @property
-    def kind(self) -> int:
-        return KIND[self.layout.format]
-
-    def halves(self) -> tuple["Matrix", "Matrix"]:
-        """The first rows and the last, as many, of whole tiles each; the same memory."""
-        layout = self.layout
-        if layout.rows % 32:
-            raise ValueError(f"{layout.rows} rows have no halves of whole tiles")
-        tiles = layout.tiles // 2
-        data, scales = layout.sections(self.packed)
-        data_nbytes, scales_nbytes = len(data) // 2, len(scales) // 2
-        rest = replace(layout, rows=layout.rows // 2, tiles=tiles)
-        # the scales of a half are as far behind its data as they are in the whole
-        first = replace(rest, nbytes=layout.nbytes)
-        second = replace(
-            rest,
-            scales_offset=layout.scales_offset - data_nbytes + scales_nbytes,
-            nbytes=layout.nbytes - data_nbytes,
-        )
-        return Matrix(first, self.packed), Matrix(second, self.packed[data_nbytes:])
 
 
 @dataclass(frozen=True)
@@ -221,177 +159,6 @@ def check_floats(name: str, array: Floats, shape: tuple[int, ...]) -> None:
         raise ValueError(
             f"{name} must be C-contiguous float32 {shape}, not {array.dtype} {array.shape}{order}"
         )
-
-
-# ---- phases --------------------------------------------------------------------------------------
-
-ROWS = 8  # rows that go through a piece of a matrix together
-PIECE = 32  # 16 outputs, times rows, that are kept aside before they are written
-
-_addresses = on_stack(8 * ROWS)
-_outputs = on_stack(64 * PIECE)
-
-
-@inner
-def tiles_of_rows(
-    kernel_address, weights, scales, depth, tile_nbytes, scale_nbytes, first, last, xs, ys, n, rows
-):  # pragma: no cover - compiled
-    """Tiles first..last-1 of a matrix times n <= ROWS rows; `ys`: where output 0 of each row goes.
-
-    No output beyond number `rows` is written.
-    """
-    whole = min(last, rows // 16)
-    places = _addresses()
-    if whole > first:
-        for i in range(n):
-            put_word(places + i * 8, word_at(ys + i * 8) + first * 64)
-        tile_rows(
-            kernel_address,
-            weights + first * tile_nbytes,
-            scales + first * scale_nbytes,
-            depth,
-            whole - first,
-            xs,
-            places,
-            n,
-        )
-    if whole < last:
-        spill = _outputs()
-        for i in range(n):
-            put_word(places + i * 8, spill + i * 64)
-        tile_rows(
-            kernel_address,
-            weights + whole * tile_nbytes,
-            scales + whole * scale_nbytes,
-            depth,
-            np.int64(1),
-            xs,
-            places,
-            n,
-        )
-        for i in range(n):
-            y = word_at(ys + i * 8) + whole * 64
-            for lane in range(rows - whole * 16):
-                store_one(y + lane * 4, f32_at(spill + i * 64 + lane * 4))
-
-
-@inner
-def _multiply_part(part, n, first, last):  # pragma: no cover - compiled
-    """Tiles first..last-1 of the matrix that `part` describes, times all n rows."""
-    kernel_address = word_at(part + 8)
-    tile_nbytes = word_at(part + 32)
-    scale_nbytes = word_at(part + 40)
-    weights = word_at(part + 16)
-    scales = word_at(part + 24)
-    depth = word_at(part + 48)
-    x = word_at(part + 56)
-    x_step = word_at(part + 64)
-    out = word_at(part + 72)
-    out_step = word_at(part + 80)
-    bias = word_at(part + 96)
-    rows = word_at(part + 104)
-    adds = word_at(part + 112)
-    xs = _input_addresses()
-    ys = _output_addresses()
-    aside = _aside()
-    plain = bias == 0 and adds == 0
-    piece = last - first
-    if n > ROWS:
-        piece = PIECE // ROWS
-    elif not plain:
-        piece = PIECE // n
-    for tile in range(first, last, piece):
-        end = min(last, tile + piece)
-        for row in range(0, n, ROWS):
-            count = min(ROWS, n - row)
-            for i in range(count):
-                put_word(xs + i * 8, x + (row + i) * x_step)
-                y = out + (row + i) * out_step
-                if not plain:
-                    y = aside + (i * piece - tile) * 64
-                put_word(ys + i * 8, y)
-            limit = word_at(part + 88) if plain else end * 16
-            tiles_of_rows(
-                kernel_address,
-                weights,
-                scales,
-                depth,
-                tile_nbytes,
-                scale_nbytes,
-                tile,
-                end,
-                xs,
-                ys,
-                count,
-                limit,
-            )
-            if not plain:
-                for i in range(count):
-                    write_out(
-                        aside + i * piece * 64,
-                        bias,
-                        adds,
-                        out + (row + i) * out_step,
-                        tile * 16,
-                        min(end * 16, rows),
-                    )
-
-
-_input_addresses = on_stack(8 * ROWS)
-_output_addresses = on_stack(8 * ROWS)
-_aside = on_stack(64 * PIECE)
-
-
-@inner
-def write_out(values, bias, adds, out, first, last):  # pragma: no cover - compiled
-    """Outputs first..last-1 of a row, computed to `values`, with bias, to or on top of `out`."""
-    c = first
-    while c + 16 <= last:
-        v = load_f32(values + (c - first) * 4)
-        if bias != 0:
-            v = add(v, load_f32(bias + c * 4))
-        if adds != 0:
-            v = add(load_f32(out + c * 4), v)
-        store_f32(out + c * 4, v)
-        c += 16
-    while c < last:
-        one = f32_at(values + (c - first) * 4)
-        if bias != 0:
-            one = one + f32_at(bias + c * 4)
-        if adds != 0:
-            one = f32_at(out + c * 4) + one
-        store_one(out + c * 4, one)
-        c += 1
-
-
-def _multiply(args, begin, end):  # pragma: no cover - compiled
-    """Items: the tiles of all matrices one after another."""
-    n = word_at(args)
-    part = args + 16
-    before = np.int64(0)
-    for _ in range(word_at(args + 8)):
-        tiles = word_at(part)
-        first = max(begin - before, 0)
-        last = min(end - before, tiles)
-        if first < last:
-            _multiply_part(part, n, first, last)
-        before += tiles
-        part += 128
-
-
-def _prepare(args, begin, end):  # pragma: no cover - compiled
-    """Items: rows."""
-    for row in range(begin, end):
-        prepare_row(
-            word_at(args),
-            word_at(args + 16) + row * word_at(args + 24),
-            word_at(args + 8),
-            word_at(args + 32) + row * word_at(args + 40),
-        )
-
-
-MULTIPLY = Phase(_multiply)
-PREPARE = Phase(_prepare)
 
 
 @kernel

@@ -16,13 +16,18 @@ import numpy as np
 from diskmoe.engine.kernels.attention import ATTEND
 from diskmoe.engine.kernels.attention_chosen import ATTEND_CHOSEN
 from diskmoe.engine.kernels.basic import NORM, rms_norm, rope_tables
-from diskmoe.engine.kernels.delta import DELTA, GATED_NORM, KEEP, MIX, SETTLE
+from diskmoe.engine.kernels.delta import GATED_NORM
+from diskmoe.engine.kernels.delta_keep import KEEP, SETTLE
+from diskmoe.engine.kernels.delta_mix import MIX
+from diskmoe.engine.kernels.delta_rule import DELTA
 from diskmoe.engine.kernels.experts import COMBINE, DOWN, GATE_UP, expert_ffn
 from diskmoe.engine.kernels.gates import OPEN, SPLIT, SWITCH
 from diskmoe.engine.kernels.heads import HEADS
 from diskmoe.engine.kernels.indexer import CHOOSE, INDEX_HEADS, INDEX_SCORES
 from diskmoe.engine.kernels.latent import FOLD, KEEP_LATENTS, TURN_QUERIES, UNFOLD
-from diskmoe.engine.kernels.matmul import MULTIPLY, PREPARE, Matrix, matmul, take_rows
+from diskmoe.engine.kernels.matmul import matmul, take_rows
+from diskmoe.engine.kernels.matrix import Matrix
+from diskmoe.engine.kernels.multiply import MULTIPLY, PREPARE
 from diskmoe.engine.kernels.products import tile_kernel
 from diskmoe.engine.kernels.program import Phase
 from diskmoe.engine.kernels.route import ROUTE

@@ -12,14 +12,8 @@ from typing import Any
 
 from diskmoe.engine.kernels.delta_shape import DeltaShape
 from diskmoe.engine.model.delta_config import delta_layers, delta_shape, text_half
-from diskmoe.engine.model.families import (
-    FAMILIES,
-    Family,
-    GroupScore,
-    QkNorm,
-    RopeLayout,
-    Score,
-)
+from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.family import Family, GroupScore, QkNorm, RopeLayout, Score
 from diskmoe.engine.model.fields import (
     MAX_CONTEXT,
     MAX_EXPERTS,
@@ -31,12 +25,7 @@ from diskmoe.engine.model.fields import (
     MAX_WIDTH,
     Fields,
 )
-from diskmoe.engine.model.latent_config import (
-    IndexerShape,
-    LatentShape,
-    read_indexer,
-    read_latent,
-)
+from diskmoe.engine.model.latent_config import IndexerShape, LatentShape, read_indexer, read_latent
 from diskmoe.engine.model.quantisation import quantisation_of
 from diskmoe.engine.model.rope import Llama3, Yarn
 from diskmoe.engine.model.rope_config import read_rope

@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.engine.kernels.matmul import Matrix, take_rows
+from diskmoe.engine.kernels.matmul import take_rows
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.experts.rows import RowSource
 from diskmoe.experts.tiles import aligned_zeros

@@ -15,7 +15,8 @@ from diskmoe.engine.kernels.latent import (
     add_keep_latents,
     add_unfold,
 )
-from diskmoe.engine.kernels.matmul import Matrix, Product, add_preparation, add_products
+from diskmoe.engine.kernels.matmul import Product, add_preparation, add_products
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.kernels.products import KIND, is_integer
 from diskmoe.engine.kernels.program import Rows, address_of_array, rows_of
 from diskmoe.engine.model.config import ModelConfig

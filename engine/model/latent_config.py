@@ -7,7 +7,7 @@ the matrix that expands the latent, so that the kernels find them; other sizes a
 
 from dataclasses import dataclass
 
-from diskmoe.engine.model.families import Family
+from diskmoe.engine.model.family import Family
 from diskmoe.engine.model.fields import (
     MAX_CONTEXT,
     MAX_HEAD_DIM,

@@ -19,7 +19,8 @@ import numpy as np
 
 from diskmoe.engine.kernels.basic import add_norm, rms_norm
 from diskmoe.engine.kernels.experts import batch_bytes
-from diskmoe.engine.kernels.matmul import Matrix, Product, add_products
+from diskmoe.engine.kernels.matmul import Product, add_products
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.program import Program, Rows, rows_of
 from diskmoe.engine.kernels.workers import Workers

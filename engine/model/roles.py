@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from diskmoe.engine.kernels.matmul import Matrix
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.kernels.program import address_of_array
 from diskmoe.engine.model.scratch import Floats
 

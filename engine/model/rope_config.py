@@ -7,7 +7,7 @@ does, and a scaling that is not carried out is refused by name.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from diskmoe.engine.model.families import Family, RopeLayout
+from diskmoe.engine.model.family import Family, RopeLayout
 from diskmoe.engine.model.fields import MAX_CONTEXT, Fields
 from diskmoe.engine.model.rope import Llama3, Yarn, yarn_magnitude
 from diskmoe.experts.errors import BadModel

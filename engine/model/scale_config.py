@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from diskmoe.engine.model.families import Family
+from diskmoe.engine.model.family import Family
 from diskmoe.engine.model.fields import Fields
 from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.engine.model.rope import Llama3, Yarn, yarn_magnitude

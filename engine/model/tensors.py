@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from diskmoe.engine.kernels.delta_shape import DeltaShape
 from diskmoe.engine.model.config import ModelConfig
-from diskmoe.engine.model.families import FAMILIES, Names
+from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.family import Names
 from diskmoe.engine.model.latent_config import IndexerShape, LatentShape
 from diskmoe.experts.checkpoint import (
     DenseTensor,

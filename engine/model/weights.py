@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.engine.kernels.matmul import Matrix
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.embedding import Embedding, ResidentEmbedding, StreamedEmbedding
-from diskmoe.engine.model.families import FAMILIES, Names
+from diskmoe.engine.model.families import FAMILIES
+from diskmoe.engine.model.family import Names
 from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.engine.model.roles import (
     AttentionWeights,
@@ -38,8 +39,9 @@ from diskmoe.experts.container import Container
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.footprint import give_back
 from diskmoe.experts.formats import mtp_format
+from diskmoe.experts.packing import pack
 from diskmoe.experts.rows import rows_on_disk
-from diskmoe.experts.tiles import ALIGNMENT, MatrixLayout, matrix_layout, pack
+from diskmoe.experts.tiles import ALIGNMENT, MatrixLayout, matrix_layout
 
 
 @dataclass(frozen=True)

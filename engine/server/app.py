@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +22,14 @@ from starlette.routing import Route
 from diskmoe.engine.decode import check_prompt
 from diskmoe.engine.errors import BadGrammar, DiskMoeError
 from diskmoe.engine.replies import Reply
+from diskmoe.engine.server.answering import streamed, whole
 from diskmoe.engine.server.asked import Asked, chat_asked, completion_asked
-from diskmoe.engine.server.desk import Desk, Ended, Event, Failed, Job, Piece, Reading
-from diskmoe.engine.server.events import DONE, comment, event
+from diskmoe.engine.server.desk import Desk, Event
 from diskmoe.engine.server.fields import json_object
 from diskmoe.engine.server.languages import Languages
 from diskmoe.engine.server.metrics import metrics
 from diskmoe.engine.server.refusals import Refusal, refusal_of
 
-ALIVE_SECONDS = 5.0  # between two signs of life of a stream that has nothing to say
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -122,9 +121,9 @@ class Server:
         reply = Reply(self._name, asked.chat)
         if asked.stream:
             head = {"cache-control": "no-store", "x-accel-buffering": "no"}
-            body = _stream(job, events, reply, asked)
+            body = streamed(job, events, reply, asked)
             return StreamingResponse(body, media_type="text/event-stream", headers=head)
-        return JSONResponse(await _whole(request, job, events, reply))
+        return JSONResponse(await whole(request, job, events, reply))
 
     async def _body(self, request: Request) -> bytes:
         most, body = self._rules.most_bytes, bytearray()
@@ -170,74 +169,6 @@ class Server:
     async def _health(self, request: Request) -> Response:
         desk = self._desk
         return JSONResponse({"status": "ok", "running": desk.running, "waiting": desk.waiting})
-
-
-async def _stream(
-    job: Job, events: asyncio.Queue[Event], reply: Reply, asked: Asked
-) -> AsyncIterator[bytes]:
-    """Events as they come; comments while there are none, so that nobody takes us for dead."""
-    try:
-        if asked.chat:
-            yield event(reply.first())
-        while True:
-            try:
-                found = await asyncio.wait_for(events.get(), ALIVE_SECONDS)
-            except asyncio.TimeoutError:  # of Python 3.10: no TimeoutError there
-                yield comment("waiting")
-                continue
-            if isinstance(found, Reading):
-                if events.empty():
-                    yield comment(f"prompt {found.done} of {found.rows}")
-            elif isinstance(found, Piece):
-                yield event(reply.piece(found.text, found.reasoning))
-            elif isinstance(found, Failed):
-                yield event(found.refusal.body)
-                break
-            else:
-                yield event(reply.last(found.stats))
-                if asked.usage_at_end:
-                    yield event(reply.usage(found.stats))
-                break
-        yield DONE
-    finally:
-        job.cancel()
-
-
-async def _whole(
-    request: Request, job: Job, events: asyncio.Queue[Event], reply: Reply
-) -> dict[str, Any]:
-    """The answer at once, unless the client leaves before."""
-    leaving = asyncio.create_task(_left(request))
-    parts: dict[bool, list[str]] = {True: [], False: []}
-    try:
-        while True:
-            coming = asyncio.create_task(events.get())
-            await asyncio.wait([coming, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if not coming.done():
-                coming.cancel()
-                raise Refusal(499, "the client has left")
-            found = coming.result()
-            if isinstance(found, Piece):
-                parts[found.reasoning].append(found.text)
-            elif isinstance(found, Failed):
-                raise found.refusal
-            elif isinstance(found, Ended):
-                reasoning = "".join(parts[True]).strip("\n")
-                content = "".join(parts[False])
-                content = content.lstrip("\n") if reasoning else content
-                message = {"content": content}
-                if reasoning:
-                    message["reasoning_content"] = reasoning
-                return reply.whole(message, found.stats)
-    finally:
-        leaving.cancel()
-        job.cancel()
-
-
-async def _left(request: Request) -> None:
-    """Comes back when the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _refused(request: Request, error: Refusal) -> Response:

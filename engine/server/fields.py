@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diskmoe.engine.server.refusals import Refusal
-from diskmoe.engine.settings import did_you_mean
+from diskmoe.engine.setting_values import did_you_mean
 
 
 def json_object(body: bytes) -> dict[str, Any]:

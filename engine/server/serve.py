@@ -13,13 +13,12 @@ import uvicorn
 
 from diskmoe.engine.api import Model
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.prepared import prepare
-from diskmoe.engine.report import settings_lines
-from diskmoe.engine.run import model_path, options_from, usage_folder
+from diskmoe.engine.opening import opening, say_notes
+from diskmoe.engine.options import Options
 from diskmoe.engine.server.app import LOOPBACK, Rules, Server
 from diskmoe.engine.server.desk import Desk
 from diskmoe.engine.server.languages import Languages
-from diskmoe.engine.settings import Value
+from diskmoe.engine.setting_sources import Value
 
 Say = Callable[[str], None]
 
@@ -53,8 +52,7 @@ def serve(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     Raises:
         DiskMoeError: whatever makes it impossible, before a request is taken.
     """
-    for note in notes:
-        say(f"note      {note}")
+    say_notes(values, notes, say)
     unused = [
         name
         for name in _OF_REQUESTS
@@ -62,22 +60,19 @@ def serve(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     ]
     if unused:
         say(f"note      {', '.join(unused)} has no effect: each request says it for itself")
-    path = model_path(values, say)
-    for line in settings_lines(values, values["VERBOSE"].value):
-        say(line)
-    with _listening(values["HOST"].value, values["PORT"].value) as listener:
-        parallel = values["PARALLEL"].value
-        options = replace(options_from(values), usage=usage_folder(values, say))
+
+    def fitted(options: Options) -> Options:
         span = values["GRAMMAR_DRAFT"].value  # any request may come with a grammar
-        options = replace(
+        return replace(
             options,
-            parallel=parallel or DEFAULT_PARALLEL,
+            parallel=values["PARALLEL"].value or DEFAULT_PARALLEL,
             span=span,
             draft_rows=max(span, options.draft_rows),
         )
-        prepared = prepare(path, options, say)
-        for note in prepared.text.notes:
-            say(f"note      {note}")
+
+    with _listening(values["HOST"].value, values["PORT"].value) as listener:
+        with opening(values, say, fitted) as prepared:
+            pass  # each request says what it asks for
         with Model.finish(prepared, say) as model:
             return _serve(model, listener, values, say)
 

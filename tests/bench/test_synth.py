@@ -22,7 +22,8 @@ from diskmoe.engine.cli import main
 from diskmoe.engine.errors import BadOutput, BadRequest, DiskFull, DiskMoeError, WriteFailed
 from diskmoe.experts.container import Container
 from diskmoe.experts.formats import FORMATS
-from diskmoe.experts.tiles import matrix_layout, unpack
+from diskmoe.experts.packing import unpack
+from diskmoe.experts.tiles import matrix_layout
 from diskmoe.experts.verify import pieces_of, verify
 
 Say = Callable[[str], None]

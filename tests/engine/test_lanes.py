@@ -12,7 +12,7 @@ from tiny_model import random_tensors, tiny_config, write_checkpoint
 from diskmoe.engine.api import Model, Options, Sampling
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
-from diskmoe.engine.lanes import Turns
+from diskmoe.engine.turns import Turns
 from diskmoe.mtp.verify import verify
 
 FAMILIES = ["qwen3_moe", "qwen3_next", "glm4_moe"]

@@ -3,7 +3,8 @@
 import pytest
 
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.settings import SETTINGS, resolve, settings_table
+from diskmoe.engine.setting_sources import resolve
+from diskmoe.engine.settings import SETTINGS, settings_table
 
 
 def test_flag_wins_over_prefixed_name_over_bare_name() -> None:

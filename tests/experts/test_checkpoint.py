@@ -17,8 +17,9 @@ from diskmoe.experts import checkpoint as module
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import FORMATS, widen_bf16
+from diskmoe.experts.packing import pack
 from diskmoe.experts.safetensors_io import write_safetensors
-from diskmoe.experts.tiles import matrix_layout, pack
+from diskmoe.experts.tiles import matrix_layout
 
 INDEX = "model.safetensors.index.json"
 

@@ -11,12 +11,14 @@ import pytest
 import safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from packed import pack_record
 
 from diskmoe.experts.container import Container, is_container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.errors import BadModel
+from diskmoe.experts.packing import pack, unpack
 from diskmoe.experts.safetensors_io import read_header
-from diskmoe.experts.tiles import matrix_layout, pack, pack_record, unpack
+from diskmoe.experts.tiles import matrix_layout
 
 EXPERTS = "experts-00001.safetensors"
 EMBEDDING = "model.embed_tokens.weight"

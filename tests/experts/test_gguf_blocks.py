@@ -17,8 +17,9 @@ from diskmoe.experts.gguf_blocks import (
     wide,
 )
 from diskmoe.experts.gguf_file import BLOCKS
+from diskmoe.experts.packing import pack_values, unpack
 from diskmoe.experts.safetensors_io import TensorInfo
-from diskmoe.experts.tiles import matrix_layout, pack_values, unpack
+from diskmoe.experts.tiles import matrix_layout
 
 ROWS, COLS = 24, 512
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from diskmoe.experts.formats import dequantise, widen_bf16
 from diskmoe.experts.matrices import find_matrix
+from diskmoe.experts.packing import pack, unpack, widened
 from diskmoe.experts.safetensors_io import TensorInfo
-from diskmoe.experts.tiles import matrix_layout, pack, unpack, widened
+from diskmoe.experts.tiles import matrix_layout
 
 FILE = Path("model.safetensors")
 

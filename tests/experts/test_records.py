@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packed import pack_record
 
 from diskmoe.experts import records as module
 from diskmoe.experts.arena import Arena
@@ -24,11 +25,12 @@ from diskmoe.experts.convert import convert
 from diskmoe.experts.errors import BadModel, ReadFailed
 from diskmoe.experts.formats import FORMATS
 from diskmoe.experts.pacer import Pacer
+from diskmoe.experts.packing import unpack_record
 from diskmoe.experts.reader import through_nbytes
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords, LayerRecords
 from diskmoe.experts.safetensors_io import write_safetensors
 from diskmoe.experts.store import ExpertStore
-from diskmoe.experts.tiles import aligned_zeros, pack_record, unpack_record
+from diskmoe.experts.tiles import aligned_zeros
 
 
 def expected(model: Any, layer: int, expert: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packed import pack_record
 
 from diskmoe.experts.checkpoint import Checkpoint, ExpertForm, ExpertTensors, TensorPlan
 from diskmoe.experts.container import Container
@@ -14,9 +15,9 @@ from diskmoe.experts.convert import convert
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.export import export_checkpoint
 from diskmoe.experts.formats import FORMATS, round_to_bf16, widen_bf16
+from diskmoe.experts.packing import unpack_record
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords, chosen_expert_format
 from diskmoe.experts.safetensors_io import write_safetensors
-from diskmoe.experts.tiles import pack_record, unpack_record
 
 EXPERTS, HIDDEN, FFN = 3, 64, 96
 NUMBERS = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]

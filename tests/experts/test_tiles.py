@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed import pack_record
 
 from diskmoe.experts.formats import (
     FORMATS,
@@ -13,17 +14,15 @@ from diskmoe.experts.formats import (
     round_to_bf16,
     widen_bf16,
 )
-from diskmoe.experts.tiles import (
-    matrix_layout,
+from diskmoe.experts.packing import (
     pack,
-    pack_record,
     pack_rows,
     pack_values,
-    record_layout,
     unpack,
     unpack_record,
     unpack_values,
 )
+from diskmoe.experts.tiles import matrix_layout, record_layout
 
 
 def draw(rows: int, cols: int, seed: int = 0) -> np.ndarray:

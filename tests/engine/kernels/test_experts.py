@@ -3,14 +3,17 @@ from typing import Any
 import naive
 import numpy as np
 import pytest
+from packed import pack_record
 
 from diskmoe.engine.kernels import experts
 from diskmoe.engine.kernels.experts import batch_bytes, combine, expert_ffn
 from diskmoe.engine.kernels.ffn_shape import SILU, Swiglu
-from diskmoe.engine.kernels.matmul import Matrix, matmul
+from diskmoe.engine.kernels.matmul import matmul
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.kernels.paths import HOST, PORTABLE
 from diskmoe.engine.kernels.workers import Workers
-from diskmoe.experts.tiles import RecordLayout, pack_record, record_layout, unpack_record
+from diskmoe.experts.packing import unpack_record
+from diskmoe.experts.tiles import RecordLayout, record_layout
 
 FORMATS = ("f32", "bf16", "q8", "q4")
 CLAMPED = Swiglu(limit=1.5, alpha=1.702)

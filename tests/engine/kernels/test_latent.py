@@ -14,11 +14,13 @@ from diskmoe.engine.kernels.latent import (
     add_keep_latents,
     add_unfold,
 )
-from diskmoe.engine.kernels.matmul import Matrix, add_prepared
+from diskmoe.engine.kernels.matmul import add_prepared
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.kernels.program import Builder, address_of_array, rows_of
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.experts.formats import FORMATS
-from diskmoe.experts.tiles import matrix_layout, pack, unpack
+from diskmoe.experts.packing import pack, unpack
+from diskmoe.experts.tiles import matrix_layout
 
 SHAPE = LatentHeads(heads=3, plain=32, turning=8, rank=40, value=16)
 ODD_RANK = LatentHeads(heads=2, plain=16, turning=6, rank=45, value=48)

@@ -4,18 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diskmoe.engine.kernels.matmul import (
-    Matrix,
-    matmul,
-    matmul_scratch_bytes,
-    prepared_room,
-    take_rows,
-)
+from diskmoe.engine.kernels.matmul import matmul, matmul_scratch_bytes, prepared_room, take_rows
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.kernels.paths import HOST, PORTABLE, Path
 from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.experts.formats import quantise
-from diskmoe.experts.tiles import matrix_layout, pack, unpack
+from diskmoe.experts.packing import pack, unpack
+from diskmoe.experts.tiles import matrix_layout
 
 FORMATS = ("f32", "bf16", "q8", "q4")
 ROW_COUNTS = (1, 2, 3, 5, 8, 17, 64)

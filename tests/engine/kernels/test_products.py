@@ -29,16 +29,8 @@ from diskmoe.engine.kernels.products import (
     unpack_row,
 )
 from diskmoe.experts.formats import FORMATS, Quantised, dequantise, widen_bf16
-from diskmoe.experts.tiles import (
-    Bytes,
-    MatrixLayout,
-    aligned_zeros,
-    matrix_layout,
-    pack,
-    pack_values,
-    unpack,
-    unpack_values,
-)
+from diskmoe.experts.packing import pack, pack_values, unpack, unpack_values
+from diskmoe.experts.tiles import Bytes, MatrixLayout, aligned_zeros, matrix_layout
 
 PATHS = ("portable", "avx2", "avx512bw", "avx512vnni", "dotprod")
 INTEGERS = ("q8", "q4", "q4g64", "mxfp4", "q4_0", "q4_1", "int4")

@@ -24,9 +24,10 @@ from diskmoe.experts.container import Container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.errors import BadModel
 from diskmoe.experts.formats import Quantised
+from diskmoe.experts.packing import unpack_values
 from diskmoe.experts.records import ContainerRecords
 from diskmoe.experts.safetensors_io import read_tensor
-from diskmoe.experts.tiles import aligned_zeros, unpack_values
+from diskmoe.experts.tiles import aligned_zeros
 
 IDS = [5, 9, 33, 2, 50, 7, 8, 41, 3, 77]
 WAYS = {

@@ -8,7 +8,8 @@ import pytest
 from tiny_model import random_tensors, running, tiny_config, write_checkpoint
 
 from diskmoe.engine.cli import main
-from diskmoe.engine.kernels.matmul import Matrix, take_rows
+from diskmoe.engine.kernels.matmul import take_rows
+from diskmoe.engine.kernels.matrix import Matrix
 from diskmoe.engine.model.config import ModelConfig, read_config
 from diskmoe.engine.model.embedding import StreamedEmbedding
 from diskmoe.engine.model.weights import dense_bytes, load_dense

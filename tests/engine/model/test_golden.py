@@ -16,8 +16,9 @@ from diskmoe.experts.container import Container
 from diskmoe.experts.convert import convert
 from diskmoe.experts.errors import BadOutput
 from diskmoe.experts.export import export_checkpoint
+from diskmoe.experts.packing import unpack_record
 from diskmoe.experts.records import CheckpointRecords
-from diskmoe.experts.tiles import aligned_zeros, unpack_record
+from diskmoe.experts.tiles import aligned_zeros
 
 TOLERANCE = 1e-4
 _FORMS = {"checkpoint": None, "converted f32": "f32", "converted bf16": "bf16"}

@@ -13,7 +13,7 @@ from diskmoe.engine.model.embedding import ResidentEmbedding
 from diskmoe.engine.model.weights import dense_bytes, load_dense
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.errors import BadModel
-from diskmoe.experts.tiles import unpack
+from diskmoe.experts.packing import unpack
 
 RAW = tiny_config("glm4_moe")
 CONFIG = read_config(RAW, "tiny")
