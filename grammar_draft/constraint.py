@@ -14,12 +14,10 @@ States are immutable and opaque. To fork is to keep one, to roll back is to take
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from diskmoe.grammar_draft.patience import no_check
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.grammar_draft.tables import Tables
 from diskmoe.grammar_draft.tiers import tier_of
@@ -28,6 +26,7 @@ from diskmoe.grammar_draft.vocabulary import Vocabulary
 
 State: TypeAlias = Any
 MAX_FORCED = 256  # bytes
+MAX_JOINED = 256  # masks
 
 
 class Ended:
@@ -47,21 +46,16 @@ class Constraint:
         DeadEnd: the grammar is too ambiguous to be followed further.
     """
 
-    def __init__(
-        self,
-        grammar: Grammar,
-        vocabulary: Vocabulary,
-        tables: Tables | None = None,
-        check: Callable[[], None] = no_check,
-    ):
-        """tables: where compiled grammars are kept. check: called now and then while one is made; what
-        it raises ends that. Raises BadGrammar when no text can complete the grammar."""
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary, tables: Tables | None = None):
+        """tables: where compiled grammars are kept. Raises BadGrammar when no text can complete the
+        grammar."""
         self.name = grammar.name
         self.vocabulary = vocabulary
-        self._tier, self.how = tier_of(grammar, vocabulary, tables, check)  # how: in words
+        self._tier, self.how = tier_of(grammar, vocabulary, tables)  # how: in words
         self.start: State = self._tier.start  # before the first token
         self._ends = set(vocabulary.ends)
         self._ended = Ended(vocabulary.mask_of(()))
+        self._joined: dict[int, tuple[Words, Words]] = {}  # by place in memory: with the ids of ends
 
     def mask(self, state: State) -> Words:
         """The tokens that may come next: u64 (words,), bit t of them all for token t; read-only.
@@ -136,10 +130,20 @@ class Constraint:
     def _made(self, state: State) -> Words:
         words = self._tier.words(state)
         if self._tier.may_end(state):
-            words = words | self.vocabulary.ending
+            words = self._with_ends(words)
         words.setflags(write=False)
         state.mask = words
         return words
+
+
+    def _with_ends(self, words: Words) -> Words:
+        """The tokens of a state that may end; one array for all states of these."""
+        known = self._joined.get(id(words))
+        if known is None:
+            if len(self._joined) >= MAX_JOINED:
+                self._joined.clear()
+            known = self._joined[id(words)] = words, words | self.vocabulary.ending
+        return known[1]
 
 
 def _shown(allowed: int) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import NamedTuple
 
-from diskmoe.grammar_draft.checks import MAX_STATES, cost, rule_error
+from diskmoe.grammar_draft.checks import MAX_STATES, WRITTEN_OUT, cost, rule_error
 from diskmoe.grammar_draft.components import components
 from diskmoe.grammar_draft.counts import COUNT, KEEP, Loop
 from diskmoe.grammar_draft.rules import (
@@ -40,7 +40,6 @@ from diskmoe.grammar_draft.rules import (
 from diskmoe.grammar_draft.utf8 import sequences
 
 END = 0  # the position at the end of every rule
-WRITTEN_OUT = 512  # positions of a repetition that are made at once
 
 Call = tuple[int, int]  # a rule, and the position to go on from behind it
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from diskmoe.grammar_draft.compiled_table import VERSION, Made, digest, table_for
-from diskmoe.grammar_draft.patience import no_check, patient
+from diskmoe.grammar_draft.patience import breathe
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.grammar_draft.table import (
     ACCEPT,
@@ -65,12 +65,11 @@ class Tables:
         self._making: dict[str, Event] = {}  # by who came first; others wait for it
         self._lock = Lock()  # of these two, for moments only
 
-    def of(self, grammar: Grammar, check: Callable[[], None] = no_check) -> Made:
+    def of(self, grammar: Grammar) -> Made:
         """The table of a grammar and what it is in words, as `table_for` has it.
 
         It is made once, by the first of all threads that want it; other grammars wait for nothing.
-        check: called now and then meanwhile; what it raises ends the work, or the waiting, for this
-        thread (another that waits makes the table then).
+        Where a thread is told to stop (`patience`), one of those that wait makes it instead.
         """
         name = digest(grammar)
         while True:
@@ -84,12 +83,11 @@ class Tables:
                     done = self._making[name] = Event()
                     break
             while not other.wait(_LOOKS_SECONDS):
-                check()
+                breathe()
         try:
             made = self._read(name)
             if made is None:
-                with patient(check):
-                    made = table_for(grammar)
+                made = table_for(grammar)
                 self._write(name, made)
             self._keep(name, made)
             return made

@@ -9,12 +9,10 @@ The limits are counts, so that a grammar has the same automaton on every machine
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.checks import require_end
-from diskmoe.grammar_draft.patience import no_check, patient
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.grammar_draft.stacked import Stacked
 from diskmoe.grammar_draft.tabled import Tabled
@@ -40,19 +38,14 @@ class Tier(Protocol[S]):
 
 
 def tier_of(
-    grammar: Grammar,
-    vocabulary: Vocabulary,
-    tables: Tables | None = None,
-    check: Callable[[], None] = no_check,
+    grammar: Grammar, vocabulary: Vocabulary, tables: Tables | None = None
 ) -> tuple[Tier[Any], str]:
     """The automaton of a grammar for a vocabulary, and in words which it is and why.
 
-    tables: where compiled grammars are kept. check: called now and then; what it raises ends the work.
-    Raises BadGrammar when no text can complete the grammar.
+    tables: where compiled grammars are kept. Raises BadGrammar when no text can complete the grammar.
     """
     require_end(grammar)
-    table, words = (tables or Tables()).of(grammar, check)
+    table, words = (tables or Tables()).of(grammar)
     if table is None:
-        with patient(check):
-            return Stacked(Automaton(grammar), vocabulary), words
+        return Stacked(Automaton(grammar), vocabulary), words
     return Tabled(table, vocabulary), words
