@@ -21,7 +21,7 @@ from diskmoe.grammar_draft.tables import Tables
 from diskmoe.grammar_draft.thinking import UNLIMITED, Tags, Thinking
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
-KEPT_BYTES = 128 << 20  # of constraints that no text has now
+KEPT_BYTES = 16 << 20  # of constraints that no text has now
 Say = Callable[[str], None]
 Key = tuple[str, frozenset[int]]  # a digest, and the ids that end a text
 

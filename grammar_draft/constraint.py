@@ -54,8 +54,11 @@ class Constraint:
         self._tier, self.how = tier_of(grammar, vocabulary, tables)  # how: in words
         self.start: State = self._tier.start  # before the first token
         self._ends = set(vocabulary.ends)
+        self._size = len(vocabulary)
         self._ended = Ended(vocabulary.mask_of(()))
-        self._joined: dict[int, tuple[Words, Words]] = {}  # by place in memory: with the ids of ends
+        self._joined: dict[
+            int, tuple[Words, Words]
+        ] = {}  # by place in memory: with the ids of ends
 
     def mask(self, state: State) -> Words:
         """The tokens that may come next: u64 (words,), bit t of them all for token t; read-only.
@@ -68,14 +71,19 @@ class Constraint:
 
     def accept(self, state: State, token: int) -> State | None:
         """The state behind a token; None when it may not come."""
-        try:
-            return state.tokens[token]
-        except KeyError:
-            if state is self._ended or not 0 <= token < len(self.vocabulary):
-                return None
-            if token in self._ends:
-                return self._ended if self._tier.may_end(state) else None
-            return self._tier.step(state, token)
+        after = state.tokens.get(token)
+        if after is not None:
+            return after
+        if state is self._ended or not 0 <= token < self._size:
+            return None
+        if token in self._ends:
+            return self._ended if self._tier.may_end(state) else None
+        return self._tier.step(state, token)
+
+    @property
+    def nbytes(self) -> int:
+        """About what is remembered."""
+        return self._tier.nbytes + len(self._joined) * self.vocabulary.ending.nbytes
 
     def allows(self, state: State, token: int) -> bool:
         """Whether one token may come next, without a mask."""
@@ -134,7 +142,6 @@ class Constraint:
         words.setflags(write=False)
         state.mask = words
         return words
-
 
     def _with_ends(self, words: Words) -> Words:
         """The tokens of a state that may end; one array for all states of these."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from diskmoe.compiled.functions import inner, kernel
 from diskmoe.grammar_draft.utf8 import CHARACTERS
 
+REFUSED = -1  # what leads nowhere in a table
 FOREVER = 1 << 30
 COUNTED = -1
 FEWEST_OF_A_CHAIN = 20  # ASCII bytes
@@ -41,9 +42,18 @@ def tails(
 
 @kernel
 def find_loops(
-    act: Any, ahead: Any, sets: Any, classes: Any, tails: Any, loops: Any, room: Any, whole: Any
+    act: Any,
+    ahead: Any,
+    sets: Any,
+    classes: Any,
+    tails: Any,
+    loops: Any,
+    room: Any,
+    whole: Any,
+    leaves: Any,
+    ascii_only: Any,
 ) -> Any:
-    """Fills `loops`, `room` and `whole` (see `table.Table`), zero before.
+    """Fills `loops`, `room`, `whole`, `leaves` and `ascii_only` (see `table.Table`), zero before.
 
     ahead, sets: i32 as `act`, the states that actions lead to which only count or set a number, and
     what they set it to, COUNTED where they count; tails: of `tails`.
@@ -81,6 +91,16 @@ def find_loops(
                 given[state] = min(given[state], sets[state, column])
         onward[state] = target
         whole[state] = _leads_whole(act, ahead, state, target, tails)
+    for state in range(states):
+        for byte in range(128):
+            if act[state, classes[byte]] != REFUSED:
+                leaves[state, byte >> 6] |= one << np.uint64(byte & 63)
+        for part in range(2):
+            leaves[state, part] &= ~loops[state, part]
+        ascii_only[state] = 1
+        for byte in range(128, 256):
+            if act[state, classes[byte]] != REFUSED:
+                ascii_only[state] = 0
     path = np.empty(states, np.int32)
     for state in range(states):
         if onward[state] == state:
@@ -108,6 +128,11 @@ def find_loops(
                     room[state] = FOREVER
                 else:
                     room[state] = min(room[to] + 1, LONGEST_CHAIN)
+                for part in range(2):
+                    leaves[state, part] |= leaves[to, part] | (
+                        loops[to, part] & ~loops[state, part]
+                    )
+                ascii_only[state] &= ascii_only[to]
 
 
 @inner

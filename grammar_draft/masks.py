@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from diskmoe.compiled.functions import inner, kernel
+from diskmoe.grammar_draft.alike import FIRSTS, OTHERS_FIRST, add_alike
 from diskmoe.grammar_draft.loops import COUNTED
 from diskmoe.grammar_draft.table import (
     COUNT,
@@ -27,10 +28,10 @@ from diskmoe.grammar_draft.table import (
     SWITCH,
     Table,
 )
+from diskmoe.grammar_draft.token_sets import SPACE
 from diskmoe.grammar_draft.trie import OTHERS, SOUND, WHOLE, Trie, Words
 
 MAX_BYTES = 32 << 20  # of sets of tokens that are remembered at a time
-_MANY = 20  # ASCII bytes that a state loops on, from which sets of tokens are quicker than the trie
 _NEEDS = -2  # what `_run` says when it pops what lies below
 
 
@@ -54,14 +55,21 @@ class Masks:
         self._count = 0
         self._scratch = np.empty((len(trie.byte), 4), np.int32)
         self._none = np.empty((0, 4), np.int32)
-        self._most = max(64, MAX_BYTES // max(1, trie.spelled.nbytes))
+        self._most = max(64, MAX_BYTES // max(1, trie.sets.spelled.nbytes))
         self._far = (trie.deepest + 1) << SHIFT  # no token counts a number down that is larger
         self._arrays = (
             *(trie.nodes, trie.tokens),
             *(table.classes, table.act, table.kind, table.number, table.at),
-            *(table.listed, table.found, table.live),
-            *(table.loops.view(np.int32), table.room, table.whole),
+            *(table.listed, table.found, table.live, facts_of(table)),
         )
+        sets = trie.sets
+        self._alike = (
+            *(sets.having, sets.starting, sets.second, sets.again, sets.within),
+            *(sets.broken, sets.spelled, sets.longest, sets.lengths),
+            *(table.classes, table.act, table.kind, table.number, table.at, table.found),
+            *(table.live, table.loops, table.room, table.whole),
+        )
+        self._origins = np.empty((4, FIRSTS), np.int32)
         longest = int(np.diff(table.at).max(initial=0))
         self._stack = np.empty((2, (longest + 1) * (trie.deepest + 1)), np.int32)
         self._levels = np.empty((4, trie.deepest + 1), np.int32)
@@ -71,8 +79,9 @@ class Masks:
         state = self._near(state)
         part = self._tops.get(state)
         if part is None:
-            words, shared = self._looped(state)
-            part = self._tops[state] = self._made(state, -1, self._none, words, shared)
+            words = np.zeros_like(self._trie.sets.spelled)
+            add_alike(*self._alike, state, words, self._origins)
+            part = self._tops[state] = self._made(state, -1, self._none, words)
         return part
 
     def behind(self, part: Part, symbol: int) -> Part:
@@ -80,63 +89,37 @@ class Masks:
         symbol = self._near(symbol)
         after = part.behind.get(symbol)
         if after is None:
-            after = self._made(-1, symbol, part.pops, part.words.copy(), False)
+            after = self._made(-1, symbol, part.pops, part.words.copy())
             part.behind[symbol] = after
         return after
+
+    @property
+    def nbytes(self) -> int:
+        """About what is remembered."""
+        return self._count * self._trie.sets.spelled.nbytes + self._scratch.nbytes
 
     def _near(self, symbol: int) -> int:
         """A symbol with the number that stands for all that are so large."""
         return symbol if symbol < self._far else self._far | symbol & STATE
 
-    def _made(self, state: int, symbol: int, pops: I32, words: Words, shared: bool) -> Part:
+    def _made(self, state: int, symbol: int, pops: I32, words: Words) -> Part:
         self._count += 1
         if self._count > self._most:  # those in use stay good
             self._count = 0
             self._tops.clear()
         scratch = (self._scratch, self._stack, self._levels)
-        found = walk(*self._arrays, state, symbol, pops, int(shared), words, *scratch)
+        found = walk(*self._arrays, state, symbol, pops, self._origins, words, *scratch)
         words.setflags(write=False)
         return Part(words, self._scratch[:found].copy() if found else self._none)
 
-    def _looped(self, state: int) -> tuple[Words, bool]:
-        """The tokens in which every byte is one that a state loops on, where they may be many."""
-        trie, table = self._trie, self._table
-        number, state = state >> SHIFT, state & STATE
-        low, high = (int(word) for word in table.loops[state])
-        loops = low | high << 64
-        if loops.bit_count() < _MANY:
-            return np.zeros_like(trie.spelled), False
-        others = [byte for byte in range(128) if not loops >> byte & 1]
-        if not table.whole[state]:
-            others.append(128)
-        words = trie.spelled & ~trie.broken
-        leave_out(trie.having, np.array(others, np.int32), words)
-        room = int(table.room[state])
-        room = number - 1 if room == COUNTED else room
-        if room < trie.deepest:
-            leave_out_long(trie.tokens, trie.lengths, room, words)
-        return words, True
-
-
-@kernel
-def leave_out(sets: Any, members: Any, words: Any) -> None:
-    """Takes some of the sets, u64 (sets, words), out of `words`. members: i32."""
-    for member in members:
-        for i in range(len(words)):
-            words[i] &= ~sets[member, i]
-
-
-@kernel
-def leave_out_long(tokens: Any, lengths: Any, most: Any, words: Any) -> None:
-    """Takes tokens of more than `most` bytes out of `words`."""
-    for i in range(len(tokens)):
-        if lengths[i] > most:
-            words[tokens[i] >> 6] &= ~(np.uint64(1) << np.uint64(tokens[i] & 63))
-
 
 @inner
-def _numbered(symbol: Any, count: Any, brought: Any, live: Any) -> Any:
-    """A state or symbol with the number that it has from now on. symbol: with what is set there."""
+def numbered(symbol: Any, count: Any, brought: Any, live: Any) -> Any:
+    """A state or symbol with the number that it has from now on.
+
+    symbol: with what is set there; count: the number beside the state before; brought: that of what
+    was popped last.
+    """
     state, own = symbol & STATE, symbol >> SHIFT
     if own == POPPED:
         return state | brought << SHIFT
@@ -144,17 +127,11 @@ def _numbered(symbol: Any, count: Any, brought: Any, live: Any) -> Any:
 
 
 @inner
-def _room(room: Any, state: Any, count: Any) -> Any:
-    """How many bytes a state loops on."""
-    return count - 1 if room[state] == COUNTED else room[state]
-
-
-@inner
 def _run(
     action: Any,
     left: Any,
-    symbol: Any,
     count: Any,
+    symbol: Any,
     column: Any,
     handle: Any,
     used: Any,
@@ -176,17 +153,17 @@ def _run(
     brought = 0  # the number of what was popped last
     while True:
         if action >= 0:
-            return _numbered(action, count, brought, live), action, 0, count, handle, used
+            return numbered(action, count, brought, live), action, 0, count, handle, used
         if action == REFUSED:
             return REFUSED, action, 0, count, handle, used
         i = -2 - action
         if kind[i] == GO:
             for j in range(at[i], at[i + 1]):
-                pushed = _numbered(listed[j], count, brought, live)
+                pushed = numbered(listed[j], count, brought, live)
                 stack[0, used], stack[1, used] = pushed, handle
                 handle = used
                 used += 1
-            return _numbered(number[i], count, brought, live), action, 0, count, handle, used
+            return numbered(number[i], count, brought, live), action, 0, count, handle, used
         if kind[i] == COUNT:
             count = max(count - 1, 0)
             action = found[at[i] + (count == 0)]
@@ -223,11 +200,34 @@ def _run(
         action = found[low] if low < at[i + 1] and listed[low] == popped else REFUSED
 
 
+# what a walk reads of a state, see `facts_of`
+_ROOM, _WHOLE, _ASCII = 8, 9, 10
+
+
+def facts_of(table: Table) -> I32:
+    """i32 (states, 11): sets of bytes in four parts, and numbers, of each state side by side."""
+    sets = [table.loops.view(np.int32), table.leaves.view(np.int32)]
+    return np.column_stack([*sets, table.room, table.whole, table.ascii_only]).astype(np.int32)
+
+
 @inner
-def _within(nodes: Any, node: Any, loops: Any, state: Any) -> Any:
+def _room(facts: Any, state: Any, count: Any) -> Any:
+    """How many bytes a state loops on."""
+    return count - 1 if facts[state, _ROOM] == COUNTED else facts[state, _ROOM]
+
+
+@inner
+def _within(nodes: Any, node: Any, facts: Any, state: Any) -> Any:
     """Whether a state loops on all ASCII bytes of a subtree."""
-    missed = nodes[node, 4] & ~loops[state, 0] | nodes[node, 5] & ~loops[state, 1]
-    return missed | nodes[node, 6] & ~loops[state, 2] | nodes[node, 7] & ~loops[state, 3] == 0
+    missed = nodes[node, 4] & ~facts[state, 0] | nodes[node, 5] & ~facts[state, 1]
+    return missed | nodes[node, 6] & ~facts[state, 2] | nodes[node, 7] & ~facts[state, 3] == 0
+
+
+@inner
+def _without(nodes: Any, node: Any, facts: Any, state: Any) -> Any:
+    """Whether a subtree has no ASCII byte that a state can read and does not loop on."""
+    met = nodes[node, 4] & facts[state, 4] | nodes[node, 5] & facts[state, 5]
+    return met | nodes[node, 6] & facts[state, 6] | nodes[node, 7] & facts[state, 7] == 0
 
 
 @kernel
@@ -242,13 +242,11 @@ def walk(
     listed: Any,
     found: Any,
     live: Any,
-    loops: Any,
-    room: Any,
-    whole: Any,
+    facts: Any,
     start: Any,
     symbol: Any,
     places: Any,
-    shared: Any,
+    origins: Any,
     words: Any,
     pops: Any,
     stack: Any,
@@ -256,30 +254,29 @@ def walk(
 ) -> Any:
     """Walks the trie with a table, and adds the tokens that fit to `words`.
 
-    The arrays of a `Trie` and of a `Table` come first, `loops` in four parts of 32 bits. start: the
-    state before the first byte with its number, or -1 to go on at `places` (as `pops`) with `symbol`
-    below the stack.
-    shared: whether `words` has the tokens in which every byte is a loop of the start. pops:
-    i32 (nodes, 4), out. stack: i32 (2, n): symbols and what is below them, n more than a token can
+    The arrays of a `Trie` and of a `Table` come first. start: the state before the first byte, with
+    its number, or -1 to go on at `places` (as `pops`) with `symbol` below the stack. origins: of
+    `add_alike`, whose tokens are in `words`. pops: i32 (nodes, 4), out. stack: i32 (2, n): symbols and what is below them, n more than a token can
     push. levels: i32 (4, deepest + 1).
 
     Returns the number of places where what lies further below decides.
     """
     one = np.uint64(1)
-    states, handles, useds, looped = levels  # looped: whether every byte so far led the start back
-    open_places = 0
-    resuming, begin = start < 0, start & STATE
-    most = 0 if resuming else _room(room, begin, start >> SHIFT)
-    for turn in range(len(places) if resuming else 1):
+    states, handles, useds, looped = (
+        levels  # looped: the origin of what was read, where it is alike
+    )
+    open_places, base, reach = 0, 1, 0
+    for turn in range(1 if start >= 0 else len(places)):
         node, stop = 0, len(nodes) - 1
         action, left, count, handle, used = REFUSED, 0, 0, -1, 0
-        resumed = resuming
+        resumed = start < 0
         if resumed:
-            node, action, left, count = places[turn]
+            node, action = places[turn, 0], places[turn, 1]
+            left, count = places[turn, 2], places[turn, 3]
             stop = nodes[node, 0]
-            looped[nodes[node, 2] - 1] = 0
+            looped[nodes[node, 2] - 1] = -1
         else:
-            states[0], handles[0], useds[0], looped[0] = start, -1, 0, shared
+            states[0], handles[0], useds[0], looped[0] = start, -1, 0, -1
         while node < stop:
             end, here = nodes[node, 0], nodes[node, 2]
             packed = nodes[node, 3]
@@ -293,20 +290,31 @@ def walk(
             state = action
             if action < REFUSED or count:
                 state, action, left, count, handle, used = _run(
-                    *(action, left, symbol, count, column, handle, used),
+                    *(action, left, count, symbol, column, handle, used),
                     *(act, kind, number, at, listed, found, live, stack),
                 )
-            loop = looped[here - 1]
-            if loop and value >= 128:
-                loop = whole[begin]
-            elif loop:
-                loop = (loops[begin, value >> 5] >> (value & 31)) & 1
+            mine = looped[here - 1]
+            if start >= 0 and here == 1:
+                mine = origins[0, min(value, OTHERS_FIRST)]
+                reach = origins[2, min(value, OTHERS_FIRST)]
+                base = 2 if value == SPACE and mine < 0 else 1  # where `mine` is entered
+            elif start >= 0 and here == base == 2:
+                mine = origins[1, min(value, OTHERS_FIRST)]
+                reach = origins[3, min(value, OTHERS_FIRST)]
+            elif mine >= 0 and value >= 128:
+                mine = mine if facts[mine, _WHOLE] else -1
+            elif mine >= 0 and not facts[mine, value >> 5] >> (value & 31) & 1:
+                mine = -1
             if (
-                loop
-                and here + height <= most
-                and _within(nodes, node, loops, begin)
-                and (kinds & OTHERS == 0 or (whole[begin] == 1 and kinds & SOUND))
-            ):  # all of the subtree is in `words`
+                mine >= 0
+                and here - base + height <= reach
+                and _without(nodes, node, facts, mine)
+                and (
+                    kinds & OTHERS == 0
+                    or facts[mine, _ASCII]
+                    or (facts[mine, _WHOLE] and kinds & SOUND)
+                )
+            ):  # what it can read of the subtree is in `words`
                 node = end
                 continue
             if state < 0:
@@ -318,9 +326,9 @@ def walk(
                 continue
             top = state & STATE
             if (
-                height <= _room(room, top, state >> SHIFT)
-                and _within(nodes, node, loops, top)
-                and (kinds & OTHERS == 0 or (whole[top] == 1 and kinds & WHOLE))
+                height <= _room(facts, top, state >> SHIFT)
+                and _within(nodes, node, facts, top)
+                and (kinds & OTHERS == 0 or (facts[top, _WHOLE] and kinds & WHOLE))
             ):  # all of the subtree is taken
                 for j in range(nodes[node, 1], nodes[end, 1]):
                     token = tokens[j]
@@ -330,6 +338,6 @@ def walk(
             for j in range(nodes[node, 1], nodes[node + 1, 1]):
                 token = tokens[j]
                 words[token >> 6] |= one << np.uint64(token & 63)
-            states[here], handles[here], useds[here], looped[here] = state, handle, used, loop
+            states[here], handles[here], useds[here], looped[here] = state, handle, used, mine
             node += 1
     return open_places

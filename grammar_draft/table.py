@@ -26,13 +26,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.grammar_draft.loops import COUNTED, find_loops, tails
+from diskmoe.grammar_draft.loops import COUNTED, REFUSED, find_loops, tails
 
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
 
-REFUSED = -1
 GO, RETURN, SWITCH, ACCEPT, COUNT, LOAD = range(6)
 SHIFT = 13
 STATE = (1 << SHIFT) - 1
@@ -101,6 +100,10 @@ class Table:
     #             of a chain of states that have these loops as well
     room: I32  # (states,): how often; FOREVER where it stays, COUNTED: as its number says
     whole: U8  # (states,): 1 where every other character leads to the same state
+    leaves: U64  # (states, 2): the other ASCII bytes that a state, or one of its chain, can read
+    ascii_only: (
+        U8  # (states,): 1 where neither it nor one of its chain can read bytes that are not ASCII
+    )
     only: I32  # (states,): the byte that must come next whatever lies below and leads to a state, or -1
     start: int
 
@@ -139,14 +142,14 @@ def completed(
     start: int,
 ) -> Table:
     """The table of these arrays, with what follows from them."""
-    loops = np.zeros((len(act), 2), np.uint64)
+    loops, leaves = np.zeros((2, len(act), 2), np.uint64)
     room = np.zeros(len(act), np.int32)
-    whole = np.zeros(len(act), np.uint8)
+    whole, ascii_only = np.zeros((2, len(act)), np.uint8)
     ahead, sets = _ahead(act, kind, number, at, found)
-    find_loops(act, ahead, sets, classes, tails(classes), loops, room, whole)
-    only = only_bytes(act, classes)
+    chains = (loops, room, whole, leaves, ascii_only)
+    find_loops(act, ahead, sets, classes, tails(classes), *chains)
     arrays = (classes, act, kind, number, at, listed, found, live)
-    return Table(*arrays, loops, room, whole, only, start)
+    return Table(*arrays, *chains, only_bytes(act, classes), start)
 
 
 def _ahead(act: I32, kind: U8, number: I32, at: I32, found: I32) -> tuple[I32, I32]:

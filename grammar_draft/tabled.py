@@ -6,6 +6,9 @@ an old one up is to roll back, and what is known of one is known wherever the te
 
 from __future__ import annotations
 
+from typing import Any
+
+from diskmoe.grammar_draft.loops import FOREVER
 from diskmoe.grammar_draft.masks import Masks
 from diskmoe.grammar_draft.table import (
     ACCEPT,
@@ -13,9 +16,11 @@ from diskmoe.grammar_draft.table import (
     GO,
     LOAD,
     POPPED,
+    REFUSED,
     RETURN,
     SHIFT,
     STATE,
+    SWITCH,
     Table,
 )
 from diskmoe.grammar_draft.trie import Words
@@ -23,6 +28,8 @@ from diskmoe.grammar_draft.vocabulary import Vocabulary
 
 MAX_KEPT = 50_000  # states, and tokens whose states are remembered
 MAX_FORCED = 1024  # bytes
+STATE_BYTES = 1000  # of a state that is remembered, about
+_MANY = 20  # bytes, from which tokens of them are looked for
 _ACCEPTED = 1 << 30  # what the end of a text leads to
 
 
@@ -35,7 +42,7 @@ class State:
         self.symbol = symbol  # with its number, if it is in a loop that counts
         self.below = below
         self.above: dict[int, State] = {}
-        self.tokens: dict[int, State | None] = {}  # where tokens lead
+        self.tokens: dict[int, State] = {}  # where tokens lead
         self.mask: Words | None = None
         self.forced: bytes | None = None
         self.allowed = -1
@@ -51,15 +58,19 @@ class Tabled:
         self._masks = Masks(table, vocabulary.trie)
         self._classes: list[int] = table.classes.tolist()
         self._act: list[list[int]] = table.act.tolist()
-        self._kind: list[int] = table.kind.tolist()
-        self._number: list[int] = table.number.tolist()
+        # (kind, state to go to or how many are popped, symbols to push or actions that may be next,
+        # what a symbol leads to)
+        self._actions: list[tuple[int, int, list[int], dict[int, int]]] = []
         at, listed, found = table.at.tolist(), table.listed.tolist(), table.found.tolist()
-        spans = [slice(at[i], at[i + 1]) for i in range(len(at) - 1)]
-        self._pushes = [listed[span] for span in spans]
-        self._cases = [dict(zip(listed[span], found[span], strict=True)) for span in spans]
-        self._nexts = [found[span] for span in spans]
-        self._end = len(self._act[0]) - 1
+        places = zip(table.kind.tolist(), table.number.tolist(), at, at[1:], strict=False)
+        for kind, number, low, high in places:
+            symbols = found[low:high] if kind in (COUNT, LOAD) else listed[low:high]
+            cases = dict(zip(symbols, found[low:high], strict=True)) if kind == SWITCH else {}
+            self._actions.append((kind, number, symbols, cases))
         self._live: list[int] = table.live.tolist()
+        self._counts = table.counts
+        self._looped = _looped(table)
+        self._end = len(self._act[0]) - 1
         self._only: list[int] = table.only.tolist()
         self._chains: dict[int, tuple[bytes, int]] = {}
         self._states: list[State] = []
@@ -74,31 +85,93 @@ class Tabled:
             return None
         if self._kept > MAX_KEPT:
             self._forget()
-        self._kept += 1
-        after = state.tokens[token] = self.walk(state, data)
+        after = self.walk(state, data)
+        if after is not None:
+            self._kept += 1
+            state.tokens[token] = after
         return after
 
     def walk(self, state: State, data: bytes) -> State | None:
         """The state behind some bytes; None when they may not come."""
+        if self._counts:
+            return self._counted(state, data)
         act, classes = self._act, self._classes
-        top, below = state.symbol, state.below
+        top = begun = state.symbol
+        below: Any = state.below
+        if top in self._looped:
+            data = data.lstrip(self._looped[top])
         for byte in data:
             column = classes[byte]
-            action = act[top & STATE][column]
-            if action < 0 or top > STATE:
-                action, below = self._run(action, top, column, below)
-                if action < 0:
+            top = act[top][column]
+            while top < 0:
+                if top == REFUSED:
                     return None
-            top = action
+                kind, number, symbols, cases = self._actions[-2 - top]
+                if kind == RETURN:
+                    top = act[below.symbol][column]
+                    below = below.below
+                elif kind == GO:
+                    for symbol in symbols:
+                        # what is below everything was popped to be looked at
+                        below = self._bottom if below is None else self._state(symbol, below)
+                    top = number
+                else:  # the end of a text is no byte: nothing is accepted here
+                    top, below = _switched(number, cases, below)
+        if top == begun and below is state.below:
+            return state
+        return self._state(top, below)
+
+    def _counted(self, state: State, data: bytes) -> State | None:
+        """The same where numbers go along."""
+        top, below = state.symbol, state.below
+        for byte in data:
+            column = self._classes[byte]
+            top, below = self._run(top, column, below)
+            if top < 0:
+                return None
         assert below is not None
         return self._state(top, below)
+
+    def _run(self, top: int, column: int, below: Any) -> tuple[int, Any]:
+        """What a state does with a byte of a class: (the state behind it, _ACCEPTED or REFUSED; what
+        is below)."""
+        action = self._act[top & STATE][column]
+        count, brought = top >> SHIFT, 0  # the number, and that of what was popped last
+        while action < REFUSED:
+            kind, number, symbols, cases = self._actions[-2 - action]
+            if kind == GO:
+                for symbol in symbols:
+                    if below is None:  # what is below everything was popped to be looked at
+                        below = self._bottom
+                    else:
+                        below = self._state(self._numbered(symbol, count, brought), below)
+                return self._numbered(number, count, brought), below
+            if kind == ACCEPT:
+                return _ACCEPTED, below
+            if kind == COUNT:
+                count = max(count - 1, 0)
+                action = symbols[count == 0]
+            elif kind == LOAD:
+                count, action = brought, symbols[0]
+            elif kind == RETURN:
+                count = below.symbol >> SHIFT
+                action, below = self._act[below.symbol & STATE][column], below.below
+            else:
+                brought = below.symbol >> SHIFT
+                action, below = cases.get(below.symbol & STATE, REFUSED), below.below
+        return (action if action < 0 else self._numbered(action, count, brought)), below
+
+    def _numbered(self, symbol: int, count: int, brought: int) -> int:
+        """A state or symbol with the number that it has from now on; see `masks.numbered`."""
+        state, own = symbol & STATE, symbol >> SHIFT
+        if own == POPPED:
+            return state | brought << SHIFT
+        return state | count << SHIFT if not own and self._live[state] else symbol
 
     def may_end(self, state: State) -> bool:
         """Whether the text may stop here."""
         if state.may_end is None:
-            action = self._act[state.symbol & STATE][self._end]
-            after = self._run(action, state.symbol, self._end, state.below)
-            state.may_end = after[0] == _ACCEPTED
+            state.may_end = self._leads(state, self._end) == _ACCEPTED
         return state.may_end
 
     def words(self, state: State) -> Words:
@@ -109,11 +182,15 @@ class Tabled:
             below = below.below
         return part.words
 
+    @property
+    def nbytes(self) -> int:
+        """About what is remembered."""
+        return self._masks.nbytes + self.table.nbytes + self._kept * STATE_BYTES
+
     def allowed(self, state: State) -> int:
         """The bytes that may come next, as a 256-bit set."""
         if state.allowed < 0:
-            row, top = self._act[state.symbol & STATE], state.symbol
-            fits = [self._run(row[c], top, c, state.below)[0] >= 0 for c in range(self._end)]
+            fits = [self._leads(state, column) >= 0 for column in range(self._end)]
             state.allowed = sum(1 << b for b, column in enumerate(self._classes) if fits[column])
         return state.allowed
 
@@ -156,48 +233,23 @@ class Tabled:
         found = self._chains[symbol] = bytes(data), here
         return found
 
-    def _run(
-        self, action: int, top: int, column: int, below: State | None
-    ) -> tuple[int, State | None]:
-        """Carries an action of a state out. Returns (the state behind it, or what is refused or
-        accepted; what is below)."""
-        count, brought = top >> SHIFT, 0  # the number, and that of what was popped last
-        while action < -1:
-            i = -2 - action
-            kind = self._kind[i]
+    def _leads(self, state: State, column: int) -> int:
+        """The state that a byte of a class leads to; or _ACCEPTED, or REFUSED."""
+        if self._counts:
+            return self._run(state.symbol, column, state.below)[0]
+        action = self._act[state.symbol][column]
+        below: Any = state.below
+        while action < REFUSED:
+            kind, number, _, cases = self._actions[-2 - action]
             if kind == GO:
-                for symbol in self._pushes[i]:
-                    if below is None:  # the state below everything was popped to be looked at
-                        below = self._bottom
-                    else:
-                        below = self._state(self._numbered(symbol, count, brought), below)
-                return self._numbered(self._number[i], count, brought), below
+                return number
             if kind == ACCEPT:
-                return _ACCEPTED, below
-            if kind == COUNT:
-                count = max(count - 1, 0)
-                action = self._nexts[i][count == 0]
-                continue
-            if kind == LOAD:
-                count, action = brought, self._nexts[i][0]
-                continue
-            popped = -1
-            for _ in range(1 if kind == RETURN else self._number[i]):
-                assert below is not None
-                popped, below = below.symbol, below.below
-            brought, popped = popped >> SHIFT, popped & STATE
+                return _ACCEPTED
             if kind == RETURN:
-                count, action = brought, self._act[popped][column]
+                action, below = self._act[below.symbol][column], below.below
             else:
-                action = self._cases[i].get(popped, -1)
-        return (action if action < 0 else self._numbered(action, count, brought)), below
-
-    def _numbered(self, symbol: int, count: int, brought: int) -> int:
-        """A state or symbol with the number that it has from now on. symbol: with what is set there."""
-        state, own = symbol & STATE, symbol >> SHIFT
-        if own == POPPED:
-            return state | brought << SHIFT
-        return state | count << SHIFT if not own and self._live[state] else symbol
+                action, below = _switched(number, cases, below)
+        return action
 
     def _state(self, symbol: int, below: State) -> State:
         state = below.above.get(symbol)
@@ -214,3 +266,27 @@ class Tabled:
             state.above.clear()
         self._states.clear()
         self._kept = 0
+
+
+def _switched(pops: int, cases: dict[int, int], below: Any) -> tuple[int, Any]:
+    """The action that the last of some symbols leads to, and what is below it."""
+    symbol = REFUSED
+    for _ in range(pops):
+        symbol, below = below.symbol, below.below
+    return cases.get(symbol, REFUSED), below
+
+
+def _looped(table: Table) -> dict[int, bytes]:
+    """Per state the ASCII bytes that leave it as it is, where they are many."""
+    found: dict[int, bytes] = {}
+    known: dict[int, bytes] = {}
+    act, classes = table.act, table.classes
+    for state, (low, high) in enumerate(table.loops.tolist()):
+        loops = low | high << 64
+        if loops.bit_count() < _MANY or table.room[state] != FOREVER:
+            continue
+        if act[state, classes[(loops & -loops).bit_length() - 1]] == state:
+            if loops not in known:
+                known[loops] = bytes(byte for byte in range(128) if loops >> byte & 1)
+            found[state] = known[loops]
+    return found

@@ -36,7 +36,7 @@ from diskmoe.grammar_draft.table import (
     completed,
 )
 
-KEPT_BYTES = 64 << 20  # of tables in memory
+KEPT_BYTES = 8 << 20  # of tables in memory
 MAX_BYTES = 64 << 20  # of a file
 _LEAST_BYTES = 4096  # that a grammar takes that is kept
 _LOOKS_SECONDS = 0.05  # between questions whether who waits is still there

@@ -2,8 +2,7 @@
 
 Nodes stand in preorder, so that a subtree is a run of nodes and its tokens are a run of ``tokens``.
 A node knows which bytes its subtree holds: a state that takes any of them and stays where it is
-takes the subtree at once. For states like that there are also the sets of tokens that have a byte:
-what such a state takes of the whole vocabulary is a few operations on words.
+takes the subtree at once.
 """
 
 from __future__ import annotations
@@ -13,17 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from diskmoe.compiled.functions import inner, kernel
-
-Words = npt.NDArray[np.uint64]
-I32 = npt.NDArray[np.int32]
-U8 = npt.NDArray[np.uint8]
+from diskmoe.grammar_draft.token_sets import BROKEN, I32, U8, TokenSets, Words, follow, sets_of
 
 MAX_HEIGHT = 32767
 OTHERS, WHOLE, SOUND = 1, 2, 4  # bits of `kinds`
-_BROKEN = 8  # the state behind bytes that are no UTF-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +37,7 @@ class Trie:
     )
     #             four parts: what a walk reads of a node lies together; of the last row only `first`
     #             counts
-    lengths: I32  # (spelled,): bytes of each of `tokens`
-    having: Words  # (129, words): the tokens that have an ASCII byte, and last those with others
-    broken: Words  # (words,): tokens that are no UTF-8 from their start on
-    spelled: Words  # (words,): all of them
+    sets: TokenSets
     deepest: int  # bytes of the longest token
 
 
@@ -65,9 +56,7 @@ def trie_of(spelled: Sequence[tuple[bytes, int]], words: int) -> Trie:
     depth, end = np.empty(count, np.int32), np.empty(count, np.int32)
     first = np.empty(count + 1, np.int32)
     below = np.zeros((count, 2), np.uint64)
-    having = np.zeros((129, words), np.uint64)
-    broken, all_of_them = np.zeros(words, np.uint64), np.zeros(words, np.uint64)
-    lay_nodes(data, starts, tokens, byte, depth, first, having, broken, all_of_them)
+    lay_nodes(data, starts, byte, depth, first)
     deepest = int(depth.max()) if count else 0
     close_nodes(byte, depth, end, below, kinds, deepest)
     nodes = np.zeros((count + 1, 8), np.int32)
@@ -77,37 +66,8 @@ def trie_of(spelled: Sequence[tuple[bytes, int]], words: int) -> Trie:
     measure(depth, end, height)
     nodes[:-1, 3] = byte.astype(np.int32) | kinds.astype(np.int32) << 8 | height << 16
     nodes[:-1, 4:] = below.view(np.int32)
-    sets = (having, broken, all_of_them)
-    lengths = np.diff(starts).astype(np.int32)
-    return Trie(byte, depth, end, first, tokens, below, kinds, nodes, lengths, *sets, deepest)
-
-
-@inner
-def _follow(state: Any, byte: Any) -> Any:
-    """UTF-8 byte by byte (RFC 3629): 0 between characters, 1 to 7 within one, 8 never again."""
-    if state == 0:
-        if byte < 0x80:
-            return 0
-        if 0xC2 <= byte <= 0xDF:
-            return 1
-        if byte == 0xE0:
-            return 4
-        if byte == 0xED:
-            return 5
-        if 0xE1 <= byte <= 0xEF:
-            return 2
-        if byte == 0xF0:
-            return 6
-        if 0xF1 <= byte <= 0xF3:
-            return 3
-        return 7 if byte == 0xF4 else _BROKEN
-    low = 0xA0 if state == 4 else 0x90 if state == 6 else 0x80
-    high = 0x9F if state == 5 else 0x8F if state == 7 else 0xBF
-    if state == _BROKEN or byte < low or byte > high:
-        return _BROKEN
-    if state == 1:
-        return 0
-    return 2 if state in (3, 6, 7) else 1
+    sets = sets_of(data, starts, tokens, words)
+    return Trie(byte, depth, end, first, tokens, below, kinds, nodes, sets, deepest)
 
 
 @inner
@@ -134,22 +94,11 @@ def count_nodes(data: Any, starts: Any) -> Any:
 
 
 @kernel
-def lay_nodes(
-    data: Any,
-    starts: Any,
-    tokens: Any,
-    byte: Any,
-    depth: Any,
-    first: Any,
-    having: Any,
-    broken: Any,
-    spelled: Any,
-) -> Any:
-    """Lays the nodes of sorted texts in preorder: byte, depth, first (see `Trie`); and the sets of
-    tokens: having, broken, spelled, all zero before."""
+def lay_nodes(data: Any, starts: Any, byte: Any, depth: Any, first: Any) -> None:
+    """Lays the nodes of sorted texts in preorder: byte, depth, first (see `Trie`)."""
     node = 0
-    one = np.uint64(1)
-    for i in range(len(tokens)):
+    texts = len(starts) - 1
+    for i in range(texts):
         length = starts[i + 1] - starts[i]
         common = _common(data, starts, i)
         for at in range(common, length):
@@ -158,15 +107,7 @@ def lay_nodes(
             # tokens of the same text come next and have no node of their own
             first[node] = i
             node += 1
-        word, bit = tokens[i] >> 6, one << np.uint64(tokens[i] & 63)
-        spelled[word] |= bit
-        state = 0
-        for at in range(starts[i], starts[i + 1]):
-            having[min(data[at], np.uint8(128)), word] |= bit
-            state = _follow(state, data[at])
-        if state == _BROKEN:
-            broken[word] |= bit
-    first[node] = len(tokens)
+    first[node] = texts
 
 
 @kernel
@@ -182,7 +123,7 @@ def close_nodes(byte: Any, depth: Any, end: Any, below: Any, kinds: Any, deepest
         for closed in range(at, before + 1):
             end[open_[closed]] = node
         open_[at], before = node, at
-        states[at] = _follow(states[at - 1], byte[node])
+        states[at] = follow(states[at - 1], byte[node])
         whole[node] = states[at]
     for closed in range(1, before + 1):
         end[open_[closed]] = count
@@ -193,7 +134,7 @@ def close_nodes(byte: Any, depth: Any, end: Any, below: Any, kinds: Any, deepest
     for node in range(count - 1, -1, -1):
         at = depth[node]
         below[node, 0], below[node, 1] = low[at + 1], high[at + 1]
-        bad_here = bad[at + 1] | np.uint8(whole[node] == _BROKEN)
+        bad_here = bad[at + 1] | np.uint8(whole[node] == BROKEN)
         kinds[node] = others[at + 1]
         if not bad_here:
             kinds[node] |= SOUND if whole[node] else SOUND | WHOLE

@@ -31,6 +31,16 @@ def well_begun(data: bytes) -> bool:
     return True
 
 
+def bytes_of_row(row: int) -> range:
+    """The bytes of a row of `TokenSets`."""
+    if row == 0:
+        return range(128, 256)
+    width = 1
+    while row < 128:
+        row, width = 2 * row, 2 * width
+    return range(row - 128, row - 128 + width)
+
+
 def step(table: Table, stack: Stack, column: int) -> Stack | None:
     """A byte (by its class) of a table: the stack behind it; () for an end that is accepted."""
     *below, top = stack

@@ -3,7 +3,7 @@
 import naive_grammar
 import numpy as np
 
-from diskmoe.grammar_draft.masks import leave_out, leave_out_long
+from diskmoe.grammar_draft.token_sets import LEAVES, WITHIN
 from diskmoe.grammar_draft.trie import OTHERS, SOUND, WHOLE, trie_of
 
 TEXTS = [
@@ -17,6 +17,12 @@ TEXTS = [
     b"\xc3\xa9a",
     b"zz",
     b"a",
+    b" a",
+    b" a b",
+    b" ",
+    b"  ",
+    b"l" * 33,
+    b"l" * 40,
 ]
 SPELLED = sorted((data, token) for token, data in enumerate(TEXTS))
 
@@ -33,7 +39,7 @@ def test_nodes_stand_in_preorder_with_their_tokens_and_the_end_of_their_subtree(
     assert trie.end.tolist() == [i + size for i, (_, _, size) in enumerate(nodes)]
     spans = zip(trie.first[:-1], trie.first[1:], strict=True)
     assert [trie.tokens[a:b].tolist() for a, b in spans] == [tokens for _, tokens, _ in nodes]
-    assert trie.deepest == 4
+    assert trie.deepest == 40
 
 
 def test_a_node_knows_the_bytes_behind_it():
@@ -50,34 +56,30 @@ def test_a_node_knows_the_bytes_behind_it():
         assert bool(trie.kinds[i] & WHOLE) == (boundary and sound)
 
 
-def test_sets_of_tokens_by_the_bytes_they_have():
-    trie = trie_of(SPELLED, 1)
+def test_sets_of_tokens_by_the_bytes_they_have_and_begin_with():
+    sets = trie_of(SPELLED, 1).sets
     for token, data in enumerate(TEXTS):
-        assert has(trie.spelled, token)
-        assert has(trie.broken, token) == (not naive_grammar.well_begun(data))
-        for byte in range(128):
-            assert has(trie.having[byte], token) == (byte in data)
-        assert has(trie.having[128], token) == any(byte >= 128 for byte in data)
+        assert has(sets.spelled, token)
+        assert has(sets.broken, token) == (not naive_grammar.well_begun(data))
+        for row in range(2 * LEAVES):
+            some = naive_grammar.bytes_of_row(row)
+            assert has(sets.having[row], token) == any(byte in some for byte in data)
+            assert has(sets.starting[row], token) == (data[0] in some)
+            behind = data[0:1] == b" " and len(data) > 1 and data[1] in some
+            assert has(sets.second[row], token) == behind
+        assert has(sets.again, token) == (b" " in data[1:])
+        for length in range(WITHIN):
+            assert has(sets.within[length], token) == (len(data) <= length)
+    assert sets.longest.tolist() == [TEXTS.index(b"l" * 40), TEXTS.index(b"l" * 33)]
+    assert sets.lengths.tolist() == [40, 33]
 
 
 def test_a_vocabulary_may_be_empty():
     assert len(trie_of([], 1).byte) == 0
 
 
-def test_sets_are_left_out_of_words():
-    rng = np.random.default_rng(1)
-    sets = rng.integers(0, 1 << 63, (5, 4), np.uint64)
-    words = rng.integers(0, 1 << 63, 4, np.uint64)
-    expected = words & ~(sets[1] | sets[4])
-    leave_out(sets, np.array([1, 4], np.int32), words)
-    assert words.tolist() == expected.tolist()
-
-
-def test_long_tokens_are_left_out_of_words_and_heights_are_known():
+def test_heights_are_known():
     trie = trie_of(SPELLED, 1)
-    words = trie.spelled.copy()
-    leave_out_long(trie.tokens, trie.lengths, 2, words)
-    assert [has(words, token) for token in range(len(TEXTS))] == [len(d) <= 2 for d in TEXTS]
     nodes = naive_grammar.trie(SPELLED)
     for i, (data, _, size) in enumerate(nodes):
         longest = max(len(d) for d, _, _ in nodes[i : i + size])
