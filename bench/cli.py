@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.help import exit_codes
 from diskmoe.engine.setting_values import did_you_mean
 
 Say = Callable[[str], None]
@@ -28,22 +29,28 @@ usage: diskmoe bench ab --suite S --a ... --b ...  settings against settings, in
        diskmoe bench ppl MODEL FILE              perplexity of a text, and bits per byte
        diskmoe bench peer llama.cpp ...          llama.cpp on the same weights, in turns with ours
 
-'diskmoe bench COMMAND --help' lists the options of a command.
+'diskmoe bench COMMAND --help' lists the options of a command. docs/benchmarks.md tells how to read
+what they print, and what can go wrong.
+
+examples:
+{examples}
 """
-COMMANDS = (  # each is a file beside this one
-    "ab",
-    "peer",
-    "report",
-    "roofline",
-    "kernels",
-    "disk",
-    "synth",
-    "decode",
-    "replay",
-    "drafts",
-    "grammar",
-    "ppl",
-)
+# by command: a line to begin with
+EXAMPLES: Mapping[str, str] = {
+    "ab": 'diskmoe bench ab --suite ndjson --a "" --b GRAMMAR=fit_compact --out runs',
+    "peer": "diskmoe bench peer llama.cpp --binary llama-bench --gguf big.gguf --model big",
+    "report": "diskmoe bench report runs",
+    "roofline": "diskmoe bench roofline ~/models/qwen3-q4 --ram-gb 6",
+    "kernels": "diskmoe bench kernels --formats q4,q8 --threads 2",
+    "disk": "diskmoe bench disk ~/models/qwen3-q4",
+    "synth": "diskmoe bench synth --like qwen3-30b-a3b --layers 12 --out big --gguf big.gguf",
+    "decode": "diskmoe bench decode big --tokens 128 --prompt 512",
+    "replay": "diskmoe bench replay trace.csv --slots 8,16,32",
+    "drafts": "diskmoe bench drafts --slots 8,16 --disks 200M,0",
+    "grammar": "diskmoe bench grammar --runs 3",
+    "ppl": "diskmoe bench ppl ~/models/qwen3-q4 text.txt --out sums.json",
+}
+COMMANDS = tuple(EXAMPLES)  # each is a file beside this one
 
 
 def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
@@ -53,7 +60,8 @@ def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     command = words[0] if words else ""
     if command not in COMMANDS:
         if wants_help:
-            print(INTRO, end="")
+            print(INTRO.format(examples="\n".join(f"  {line}" for line in EXAMPLES.values())))
+            print(exit_codes())
             return 0
         if not command:
             raise BadRequest(f"bench needs a command: {', '.join(COMMANDS)}; see diskmoe bench -h")
@@ -64,6 +72,6 @@ def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     rest = list(words[1:])
     chosen = import_module(f"diskmoe.bench.{command}")
     if wants_help:
-        print(chosen.USAGE, end="")
+        print(f"{chosen.USAGE}\nexample:\n  {EXAMPLES[command]}\n\n{exit_codes()}")
         return 0
     return chosen.command(rest, env, say)

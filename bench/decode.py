@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diskmoe.bench.words import Words, understood
+from diskmoe.bench.words import OF_A_RUN, Words, understood
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.places import as_path
 from diskmoe.engine.setting_sources import Value
@@ -45,25 +45,7 @@ Settings of a run that apply: --threads, --cap, --ram-gb, --ctx, --io-threads, -
 --disk-bps, --verify, --prefill-chunk, --expert-bits, --dense-bits (see diskmoe --help).
 """
 FLAGS = {"--tokens": True, "--prompt": True, "--warm": True, "--routing": True}
-SETTINGS = (
-    "MODEL",
-    "THREADS",
-    "CAP",
-    "RAM_GB",
-    "CTX",
-    "KV",
-    "IO_THREADS",
-    "DIRECT",
-    "DISK_BPS",
-    "VERIFY",
-    "PREFILL_CHUNK",
-    "PREFETCH",
-    "EXPERT_BITS",
-    "DENSE_BITS",
-    "JSON",
-    "DEBUG",
-    "VERBOSE",
-)
+SETTINGS = (*OF_A_RUN, "MODEL", "VERIFY", "PREFETCH")
 WARM_TOKENS = 4096  # at most; a popular routing may never ask for some experts
 LEAST_CONTEXT = 256
 LEAST_PROMPT = 64  # memory for so many rows at a time, for the warm-up

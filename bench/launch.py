@@ -79,6 +79,18 @@ class Ended(Process):
     report: Mapping[str, Any]
 
     @property
+    def kept(self) -> dict[str, Any]:
+        """What a run's file has of its process and of its report."""
+        return {
+            **super().kept,
+            "settings": self.settings,
+            "token_ids": tuple(self.report["token_ids"]),
+            "text": self.report["text"],
+            "figures": figures_of(self.report),
+            "report": rest_of(self.report),
+        }
+
+    @property
     def settings(self) -> dict[str, Setting]:
         """All effective settings but the ones that say what to run."""
         return {

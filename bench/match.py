@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from diskmoe.bench.arms import Laptop, flags_of
 from diskmoe.bench.laptop import Box, limits
-from diskmoe.bench.launch import ENGINE, Launcher, Process, figures_of, rest_of
+from diskmoe.bench.launch import ENGINE, Launcher, Process
 from diskmoe.bench.llama_cpp import Peer, PeerFailed, Timings, tail
 from diskmoe.bench.model_files import weight_files
 from diskmoe.bench.results import VERSION, Figures, Program, Results, Run, Setting
@@ -108,17 +108,8 @@ def _within(settings: Mapping[str, str], laptop: Laptop, box: Box) -> dict[str, 
 
 def _ours(match: Match, launcher: Launcher, what: str) -> Run:
     text = f"{match.prompt}\n" if match.peer.kind == "text" else ""
-    ended = launcher.reported(launcher.process(match.ours(), text, what, match.seconds), what)
-    report = ended.report
-    return _run(
-        OURS,
-        ended,
-        settings=ended.settings,
-        token_ids=tuple(report["token_ids"]),
-        text=report["text"],
-        figures=figures_of(report),
-        report=rest_of(report),
-    )
+    ended = launcher.process(match.ours(), text, what, match.seconds)
+    return _run(OURS, launcher.reported(ended, what))
 
 
 def _theirs(match: Match, launcher: Launcher, what: str) -> Run:

@@ -17,9 +17,11 @@ from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.grammar_draft.languages import from_schema
 from diskmoe.grammar_draft.library import load
 from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.grammar_draft.tables import Tables
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
 Say = Callable[[str], None]
+Maker = Callable[[str, bool], "Matcher"]  # (kind of document, whether what was compiled is kept)
 
 
 class Matcher(Protocol):
@@ -36,8 +38,9 @@ class Matcher(Protocol):
 class Ours:
     """diskmoe's constraint."""
 
-    def __init__(self, kind: str, vocabulary: Vocabulary):
-        self._rules = Constraint(_grammar(kind), vocabulary)
+    def __init__(self, kind: str, vocabulary: Vocabulary, tables: Tables | None):
+        """tables: where compiled grammars are kept."""
+        self._rules = Constraint(_grammar(kind), vocabulary, tables)
         self.how = self._rules.how
         self.restart()
 
@@ -65,10 +68,9 @@ def _grammar(kind: str) -> Grammar:
 class XGrammar:
     """XGrammar's matcher."""
 
-    def __init__(self, kind: str, tokenizer: Any):
+    def __init__(self, kind: str, tokenizer: Any, compiler: Any):
         xgrammar = import_module("xgrammar")
 
-        compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
         if kind == "JSON":
             self._compiled = compiler.compile_builtin_json_grammar()
         elif kind == "schema":
@@ -142,9 +144,15 @@ class Wrapped:
         return greedy(text.encode() if isinstance(text, str) else text, self._vocabulary)
 
 
-def peers(vocabulary: Vocabulary, say: Say) -> dict[str, Callable[[str], Matcher]]:
+def our_maker(vocabulary: Vocabulary) -> Maker:
+    """diskmoe."""
+    kept = Tables()
+    return lambda kind, again: Ours(kind, vocabulary, kept if again else None)
+
+
+def peers(vocabulary: Vocabulary, say: Say) -> dict[str, Maker]:
     """The other programs that are installed."""
-    found: dict[str, Callable[[str], Matcher]] = {}
+    found: dict[str, Maker] = {}
     texts = [text or b"" for text in vocabulary.texts]
     (end,) = vocabulary.ends
     if util.find_spec("xgrammar"):
@@ -153,13 +161,21 @@ def peers(vocabulary: Vocabulary, say: Say) -> dict[str, Callable[[str], Matcher
         for token, text in vocabulary.special.items():
             texts[token] = text.encode()
         info = xgrammar.TokenizerInfo(texts, vocab_size=len(texts), stop_token_ids=[end])
-        found[f"XGrammar {metadata.version('xgrammar')}"] = lambda kind: XGrammar(kind, info)
+        new, kept = (
+            xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=cached)
+            for cached in (False, True)
+        )
+        found[f"XGrammar {metadata.version('xgrammar')}"] = lambda kind, again: XGrammar(
+            kind, info, kept if again else new
+        )
     if util.find_spec("llguidance"):
         llguidance = import_module("llguidance")
 
         made = llguidance.LLTokenizer(Wrapped(vocabulary, texts), len(texts))
-        found[f"llguidance {metadata.version('llguidance')}"] = lambda kind: Llguidance(kind, made)
+        found[f"llguidance {metadata.version('llguidance')}"] = lambda kind, _: Llguidance(
+            kind, made
+        )
     for name in ("xgrammar", "llguidance"):
         if not util.find_spec(name):
-            say(f"{name} is not installed: pip install {name} to compare with it")
+            say(f"{name} is not installed and left out: pip install 'diskmoe[bench]' has it")
     return found

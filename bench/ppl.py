@@ -16,7 +16,7 @@ import numpy as np
 from diskmoe.bench.perplexity import RULES, Sums, Window, score, unscored, windows
 from diskmoe.bench.ppl_sums import Kept
 from diskmoe.bench.ppl_text import Text, read_bytes, spelled_bytes
-from diskmoe.bench.words import Words, understood
+from diskmoe.bench.words import OF_A_RUN, Words, understood
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.places import as_path
 from diskmoe.engine.stats import Phase, snapshot
@@ -49,24 +49,7 @@ Settings of a run that apply: --threads, --cap, --ram-gb, --ctx (default 512), -
 --io-threads, --direct, --disk-bps, --verify, --prefill-chunk, --expert-bits, --dense-bits.
 """
 FLAGS = {"--stride": True, "--rule": True, "--tokens": True, "--out": True}
-SETTINGS = (
-    "THREADS",
-    "CAP",
-    "RAM_GB",
-    "CTX",
-    "KV",
-    "POLICY",
-    "IO_THREADS",
-    "DIRECT",
-    "DISK_BPS",
-    "VERIFY",
-    "PREFILL_CHUNK",
-    "EXPERT_BITS",
-    "DENSE_BITS",
-    "JSON",
-    "DEBUG",
-    "VERBOSE",
-)
+SETTINGS = (*OF_A_RUN, "POLICY", "VERIFY")
 CONTEXT = 512
 _SECONDS = 5.0  # between two lines of progress
 

@@ -167,7 +167,7 @@ class Roofline:
         return lines + [f"also      {knob.line()}" for knob in others]
 
     def as_json(self) -> dict[str, Any]:
-        """The keys are told in the README."""
+        """The keys are told in docs/benchmarks.md."""
         return {
             "model": self.model,
             "threads": self.threads,

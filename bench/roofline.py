@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from diskmoe.bench.words import Words, understood
+from diskmoe.bench.words import OF_A_RUN, Words, understood
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.places import as_path
 
@@ -45,25 +45,7 @@ Settings of a run that apply: --threads, --cap, --ram-gb, --ctx, --kv, --io-thre
 measured with the page cache emptied of the model's files.
 """
 FLAGS = {"--tokens": True}
-SETTINGS = (
-    "MODEL",
-    "CACHE_DIR",
-    "THREADS",
-    "CAP",
-    "RAM_GB",
-    "CTX",
-    "KV",
-    "IO_THREADS",
-    "DIRECT",
-    "DISK_BPS",
-    "POLICY",
-    "PREFILL_CHUNK",
-    "EXPERT_BITS",
-    "DENSE_BITS",
-    "JSON",
-    "DEBUG",
-    "VERBOSE",
-)
+SETTINGS = (*OF_A_RUN, "MODEL", "CACHE_DIR", "POLICY")
 PROMPT = "Write a letter to a friend about a long walk in the mountains."
 PROMPT_TOKENS = 32  # of a model whose text means nothing
 MORE_READS = 8  # at a time, to compare with

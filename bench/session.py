@@ -15,7 +15,7 @@ from pathlib import Path
 
 from diskmoe.bench.arms import Laptop, Settings, flags_of, shown_settings
 from diskmoe.bench.laptop import Box, limits
-from diskmoe.bench.launch import ENGINE, Ended, Launcher, figures_of, rest_of
+from diskmoe.bench.launch import ENGINE, Ended, Launcher
 from diskmoe.bench.machine import BUSY, machine_line, machine_of
 from diskmoe.bench.model_files import can_drop, model_id, weight_files
 from diskmoe.bench.results import (
@@ -145,11 +145,6 @@ class Session:
                 repeat=repeat,
                 order=1 + max((run.order for run in self.results.runs), default=-1),
                 **ended.kept,
-                settings=ended.settings,
-                token_ids=tuple(ended.report["token_ids"]),
-                text=ended.report["text"],
-                figures=figures_of(ended.report),
-                report=rest_of(ended.report),
             )
             self.results.add(run)
             self._left.pop(0)

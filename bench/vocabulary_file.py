@@ -18,8 +18,8 @@ def read_vocabulary(place: str | None) -> Vocabulary:
         found = util.find_spec("dashscope")
         if found is None or not found.submodule_search_locations:
             raise BadRequest(
-                "bench grammar needs a vocabulary: --vocabulary FILE, or "
-                "pip install --no-deps dashscope"
+                "bench grammar needs a vocabulary: --vocabulary FILE, or Qwen's from the package "
+                "dashscope, which is not installed: pip install 'diskmoe[bench]'"
             )
         place = str(Path(found.submodule_search_locations[0]) / "resources" / "qwen.tiktoken")
     try:

@@ -13,6 +13,12 @@ from diskmoe.engine.setting_values import did_you_mean
 
 Say = Callable[[str], None]
 
+# settings that commands heed which run a model as it would be run
+OF_A_RUN = (
+    *("THREADS", "CAP", "RAM_GB", "CTX", "KV", "IO_THREADS", "DIRECT", "DISK_BPS"),
+    *("PREFILL_CHUNK", "EXPERT_BITS", "DENSE_BITS", "JSON", "DEBUG", "VERBOSE"),
+)
+
 
 @dataclass(frozen=True)
 class Words:

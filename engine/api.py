@@ -1,9 +1,8 @@
 """The public door: load a model, ask it, read what it cost.
 
-from pathlib import Path
-from diskmoe.engine.api import Model, Options, Sampling
+from diskmoe.engine import Model, Sampling
 
-with Model.load(Path("models/qwen3-q4"), Options(ram_gb=6)) as model:
+with Model.load("models/qwen3-q4", ram_gb=6) as model:
     answer = model.generate("What is a disk?", sampling=Sampling(temperature=0), limit=100)
     for piece in answer:
         print(piece, end="")
@@ -16,38 +15,27 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from diskmoe.engine.assembling import Parts, assemble, described
 from diskmoe.engine.constraining import Constraints, ThinkBudget, Wanted, mode_of
-from diskmoe.engine.cores import usable_cores
+from diskmoe.engine.conversation import Conversation
 from diskmoe.engine.decode import check_prompt, decode
-from diskmoe.engine.draft_head import absorb, load_head
+from diskmoe.engine.draft_head import absorb
 from diskmoe.engine.drafting import Experience, composer_of
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run, of_text
-from diskmoe.engine.kernels.workers import Workers
-from diskmoe.engine.lanes import DraftsInTurn, Lanes
-from diskmoe.engine.learning import history_of, pin, tell_accepted, to_each
-from diskmoe.engine.memory import ahead_slots, policy_for, wave_slots
+from diskmoe.engine.lanes import DraftsInTurn
+from diskmoe.engine.learning import to_each
 from diskmoe.engine.model.forward import Transformer
-from diskmoe.engine.model.kvcache import KvCache
-from diskmoe.engine.model.mtp_layer import MtpLayer
-from diskmoe.engine.model.weights import load_dense
 from diskmoe.engine.observed import Observed, Processor
-from diskmoe.engine.options import Options
+from diskmoe.engine.options import Options, options_with
 from diskmoe.engine.prepared import Prepared, Say, prepare, silent
 from diskmoe.engine.report import ModelFacts
 from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import RunStats
 from diskmoe.engine.text.session import TextStream
 from diskmoe.engine.text.side import Prompt
-from diskmoe.experts.budget import MemoryPlan, shown_bytes
-from diskmoe.experts.pagecache import cached_share
-from diskmoe.experts.policy import POLICIES
-from diskmoe.experts.store import ExpertStore
-from diskmoe.experts.trace import TraceRecorder
-from diskmoe.experts.usage import UsageHistory
-from diskmoe.experts.watch import MemoryWatch
 from diskmoe.grammar_draft.library import load as load_grammar
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.draft_model import DraftModelSource
@@ -55,7 +43,9 @@ from diskmoe.mtp.head import MtpSource
 from diskmoe.mtp.source import DraftSource
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
+
+    from diskmoe.engine.options import OptionWords
 
 __all__ = ["Model", "Options", "Prepared", "Prompt", "Run", "Sampling", "ThinkBudget", "prepare"]
 
@@ -63,148 +53,70 @@ WARM_SHARE = 0.1  # of the expert bytes in the page cache; below it a run counts
 
 
 class Model:
-    """A loaded model: weights in memory, experts on disk, a KV cache for each text at once."""
+    """A loaded model: weights in memory, experts on disk, a KV cache for each text at once.
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        memory: MemoryPlan,
-        transformer: Transformer,
-        store: ExpertStore,
-        lanes: Lanes,
-        workers: Workers,
-        share: float | None,  # of the expert files in the page cache, before a weight was read
-        say: Say = silent,
-        history: UsageHistory | None = None,
-        trace: TraceRecorder | None = None,
-    ) -> None:
+    text: its tokenizer, chat template and stop tokens. options: how it runs. memory: the plan that it
+    keeps to. Leave it by ``with`` or ``close``: threads end, files are closed, memory is given back.
+    Several models, and several texts of one (``Options.parallel``), may run in threads of one process.
+    """
+
+    def __init__(self, prepared: Prepared, parts: Parts, say: Say = silent) -> None:
         self.opened = prepared.opened
         self.text = prepared.text
         self.helpers = prepared.helpers
         self.options = prepared.options
-        self._cached_share = share
         self.config = prepared.opened.config
-        self.memory = memory
-        self.workers = workers
-        self._transformer = transformer
-        self._store = store
-        self._lanes = lanes
-        self._trace = trace
-        self._history = history
+        self.memory = parts.memory
+        self.workers = parts.workers
+        self._cached_share = parts.cached_share
+        self._transformer = parts.transformer
+        self._store = parts.store
+        self._lanes = parts.lanes
+        self._trace = parts.trace
+        self._history = parts.history
         self._say = say
-        recorders = [part.record for part in (self._trace, history) if part is not None]
+        recorders = [part.record for part in (self._trace, self._history) if part is not None]
         if recorders:
-            transformer.record_with(to_each(recorders))
+            self._transformer.record_with(to_each(recorders))
         self._experience = Experience()
         self._constraints = Constraints(prepared.text, say, prepared.options.grammar_cache)
         self._closed = False
 
     @classmethod
-    def load(cls, path: str | Path, options: Options | None = None, say: Say = silent) -> Model:
-        """Opens, plans and loads a model; see ``prepare`` and ``finish``."""
-        return cls.finish(prepare(path, options, say), say)
+    def load(
+        cls,
+        path: str | Path,
+        options: Options | None = None,
+        say: Say = silent,
+        **words: Unpack[OptionWords],
+    ) -> Model:
+        """Opens, plans and loads a model.
+
+        Args:
+            path: a converted model or a Hugging Face directory.
+            options: how to run it, or the same in words: ``Model.load(path, ram_gb=6, cap=64)``;
+                where both are given, words win.
+            say: gets each line that a run says on stderr, such as ``print``.
+
+        Raises:
+            BadModel: one line that names the file and what is wrong with it.
+            BadRequest: an option that there is not, or out of its range.
+            OutOfBudget: what does not fit into the memory budget, in numbers.
+        """
+        return cls.finish(prepare(path, options_with(options, **words), say), say)
 
     @classmethod
     def finish(cls, prepared: Prepared, say: Say = silent) -> Model:
-        """Plans and loads a prepared model.
+        """Plans and loads a prepared model; say: gets the lines of the plan.
 
         Raises:
             OutOfBudget, BadModel: one line each.
         """
-        opened, options = prepared.opened, prepared.options
-        workers: Workers | None = None
-        store: ExpertStore | None = None
-        heads: list[MtpLayer] = []
-        try:
-            # first, as it may be refused
-            trace = None if options.trace is None else TraceRecorder(options.trace, say)
-            memory = prepared.plan(say)
-            for line in memory.lines():
-                say(f"memory    {line.removeprefix('memory ')}")
-            policy, why = policy_for(options, opened.records.record_layout.nbytes)
-            if options.policy != "auto" and memory.slots_per_layer >= opened.config.experts:
-                say(f"note      POLICY={options.policy} has no effect: all experts fit")
-            threads, reason = usable_cores()
-            if options.threads is not None:
-                if options.threads > threads:
-                    say(
-                        f"note      THREADS={options.threads} where {threads} can be had ({reason}): "
-                        "threads that share a core wait for each other"
-                    )
-                threads, reason = options.threads, "as set"
-            workers = Workers(threads)
-            share = cached_share(opened.records.files)
-            weights = load_dense(opened.source, opened.config, opened.dense_format)
-            store = ExpertStore(
-                opened.records,
-                memory.slots_of(opened.config.moe_layers),
-                opened.config.moe_layers,
-                opened.config.experts,
-                options.io_threads,
-                POLICIES[policy],
-                wave_slots(options, opened.config),
-                ahead_slots(options, opened.config),
-            )
-            history = history_of(opened, options, say)
-            pin(store, history, options, say)
-            caches = [
-                KvCache(
-                    opened.config,
-                    opened.context,
-                    kv_format=options.kv,
-                    kept=1 + options.draft_rows,
-                )
-                for _ in range(options.parallel)
-            ]
-            transformer = Transformer(
-                opened.config,
-                weights,
-                store,
-                caches[0],
-                workers,
-                look_ahead=options.prefetch != "0",
-                prefetch=options.prefetch == "1",
-            )
-            prepared.helpers.load(workers, opened.context, options)
-            heads = load_head(opened, options, memory, transformer, workers)
-            lanes = Lanes(
-                transformer,
-                caches,
-                heads or [None] * options.parallel,
-                MemoryWatch(memory.budget_bytes, store.shrink, say).look,
-                partial(tell_accepted, trace, history),
-            )
-            model = cls(
-                prepared, memory, transformer, store, lanes, workers, share, say, history, trace
-            )
-        except BaseException:
-            if workers is not None:
-                workers.close()
-            if heads:
-                heads[0].close()
-            if store is not None:
-                store.close()
-            prepared.close()
-            raise
-        say(f"model     {model.describe()}")
-        say(f"threads   {threads} compute ({reason}), {options.io_threads} reading")
-        say(f"disk      {opened.io_mode}")
-        if memory.slots_per_layer < opened.config.experts:
-            say(f"policy    {policy}: {why}")
-        for line in prepared.helpers.describe(opened.context, options):
-            say(line)
-        say(f"stops     {model.text.describe_stops()}")
-        return model
+        return cls(prepared, assemble(prepared, say), say)
 
     def describe(self) -> str:
-        config, records = self.config, self.opened.records
-        head = f"{self.opened.name}: {config.family}, {config.layers} layers"
-        if not config.moe_layers:
-            return f"{head}, no experts"
-        return (
-            f"{head}, {config.experts} experts, top-{config.top_k}; experts "
-            f"{records.expert_format}, {shown_bytes(records.record_layout.nbytes)} each"
-        )
+        """Name, family, layers, experts and their format, in one line."""
+        return described(self.opened)
 
     @property
     def prefill_chunk(self) -> int:
@@ -257,11 +169,13 @@ class Model:
 
         Args:
             prompt: what ``TextSide.encode_prompt`` made, or text for it, or token ids.
+            sampling: how to choose tokens; None: the likeliest.
             limit: most tokens.
             stop: strings that end the text and are not part of it.
             ignore_eos: go on after the model's stop tokens.
-            grammar: what the text probably follows, as made by ``grammar_draft.library.load`` or the
-                file for it. It makes drafts and so changes speed, never the text.
+            on_prefill: called with (rows done, rows) while the prompt is read.
+            grammar: what the text probably follows, as made by ``grammar_draft.languages``, or the
+                file for it. By itself it makes drafts and so changes speed, never the text.
             constrain: whether the text must follow it: ``Options.constrain`` for this run, or True
                 for "1" and False for "0". A text that ends by itself is then a whole document, one
                 that meets `limit` the beginning of one.
@@ -353,6 +267,24 @@ class Model:
             stream = TextStream(tokenizer, stop, tokenizer.leading_space and prompt.in_chat)
         noted = [] if observed is None else observed.logprobs
         return Run(of_text(tokens, text, give_back), stream, stats, noted)
+
+    def chat(
+        self,
+        system: str | None = None,
+        messages: Sequence[dict[str, str]] = (),
+        **how: Any,
+    ) -> Conversation:
+        """A conversation, of which each turn computes what is new of it.
+
+        Args:
+            system: the system message.
+            messages: questions and answers to go on from, ``{"role": ..., "content": ...}`` in turn.
+            how: what ``generate`` takes beside the prompt, for every answer.
+
+        Raises:
+            BadRequest: messages that are no conversation.
+        """
+        return Conversation(self, system, messages, **how)
 
     def forget(self) -> None:
         """Texts to come go on from nothing that earlier ones have left."""

@@ -10,25 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, distributions
 from typing import cast
 
+from diskmoe.engine.commands import COMMANDS
 from diskmoe.engine.errors import BadRequest, DiskMoeError
 from diskmoe.engine.setting_sources import Value, resolve
 from diskmoe.engine.setting_values import did_you_mean, switch
 from diskmoe.engine.settings import PREFIX, SETTINGS
 
-COMMANDS = (
-    "run",
-    "chat",
-    "serve",
-    "convert",
-    "inspect",
-    "verify",
-    "export",
-    "plan",
-    "corpus",
-    "demo-model",
-    "warmup",
-    "help",
-)
+WORDS = (*COMMANDS, "help")  # that a command line of ours may begin with
 POSITIONALS = ("CAP", "EXPERT_BITS", "DENSE_BITS")
 COMMAND_GROUP = "diskmoe.commands"  # entry points: ``main(words, environment, say) -> exit code``
 
@@ -46,7 +34,7 @@ def other_commands() -> dict[str, EntryPoint]:
         except Exception:  # noqa: BLE001, S112 - another package's damaged metadata: not ours to mend
             continue
         for point in points:
-            if point.name not in COMMANDS:
+            if point.name not in WORDS:
                 found.setdefault(point.name, point)
     return found
 
@@ -204,7 +192,7 @@ def run_settings(
 
 
 def _too_many_words(rest: Sequence[str]) -> str:
-    hint = did_you_mean(rest[0], [*COMMANDS, *other_commands()])
+    hint = did_you_mean(rest[0], [*WORDS, *other_commands()])
     if hint:
         return f"unknown command {rest[0]}{hint}"
     return f"too many arguments: {rest[1]!r} is one too many; quote a prompt of several words"
@@ -213,6 +201,6 @@ def _too_many_words(rest: Sequence[str]) -> str:
 def _refuse_mistyped_command(word: str) -> None:
     if " " in word or len(word) < 3:
         return
-    hint = did_you_mean(word, [*COMMANDS, *other_commands()], cutoff=0.75)
+    hint = did_you_mean(word, [*WORDS, *other_commands()], cutoff=0.75)
     if hint:
         raise BadRequest(f"unknown command {word}{hint} (a one-word prompt goes behind --prompt)")

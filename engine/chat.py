@@ -101,8 +101,7 @@ class Chat:
             for reasoning, text in turn.stop("interrupted"):
                 self._show(reasoning, text)
         self._write("\n")
-        self._latest = turn.run.stats
-        self._talk.keep(question, turn)
+        self._latest = turn.stats
         self._say(turn_line(turn))
 
     def _show(self, reasoning: bool, text: str) -> None:
@@ -162,7 +161,7 @@ class Chat:
 
 def turn_line(turn: Turn) -> str:
     """What an answer cost, in one line."""
-    stats = turn.run.stats
+    stats = turn.stats
     decode = stats.decode
     if not stats.tokens:
         return f"-- no token; {stats.stop_reason}"

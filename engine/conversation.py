@@ -4,57 +4,119 @@ The rule kept here: a conversation is its messages. Every turn is rendered and e
 what the model gets is what any other program would give it; that only the new part of it is computed
 is the business of the model's caches.
 
-    talk = Conversation(model, system="Answer in one line.")
-    for piece in talk.ask("What is a disk?", limit=100):
-        print(piece, end="")
-    talk.ask("And an SSD?")
+    talk = model.chat(system="Answer in one line.", limit=100)
+    for reasoning, text in talk.ask("What is a disk?"):
+        print(text, end="")
+    turn = talk.ask("And an SSD?")
+    print(turn.answer(), turn.stats.reused_tokens)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
-from diskmoe.engine.api import Model
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
+from diskmoe.engine.report import ModelFacts
+from diskmoe.engine.stats import RunStats
+from diskmoe.engine.text.side import TextSide
 from diskmoe.engine.text.thinking import Thinking
 
 ROLES = ("system", "user", "assistant")
 
 
-class Turn:
-    """An answer as it comes: iterate for (is it reasoning, text)."""
+class Answering(Protocol):
+    """What a conversation asks of a ``Model``."""
 
-    def __init__(self, run: Run, thinking: Thinking) -> None:
+    @property
+    def text(self) -> TextSide: ...
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    @property
+    def generate(self) -> Callable[..., Run]: ...
+
+
+class Turn:
+    """An answer as it comes: iterate for (is it reasoning, text), or take ``answer()`` at once."""
+
+    def __init__(
+        self, run: Run, thinking: Thinking, at_end: Callable[[Turn], None] | None = None
+    ) -> None:
+        """at_end: called once, when all of it has come or it was stopped."""
         self.run = run
         self._thinking = thinking
+        self._at_end = at_end
 
     def __iter__(self) -> Iterator[tuple[bool, str]]:
         for piece in self.run:
             yield from self._thinking.parts(piece, self.run.token_ids)
+        self._ended()
 
     def stop(self, reason: str) -> Iterator[tuple[bool, str]]:
-        """Ends it early; what was held back comes."""
+        """Ends it early, for a reason that its stats then say; iterate for what was held back."""
         self.run.stop(reason)
-        return self._thinking.parts(self.run.rest(), self.run.token_ids)
+        yield from self._thinking.parts(self.run.rest(), self.run.token_ids)
+        self._ended()
+
+    def answer(self) -> str:
+        """All of it that is no reasoning; waits until it is there."""
+        for _ in self:
+            pass
+        return self.content
+
+    @property
+    def content(self) -> str:
+        """The answer so far, without reasoning."""
+        return self._thinking.content
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far; empty for a model that does not show any."""
+        return self._thinking.reasoning
+
+    @property
+    def stats(self) -> RunStats:
+        """What it cost."""
+        return self.run.stats
 
     @property
     def message(self) -> dict[str, str]:
         """What is kept of it."""
-        found = {"role": "assistant", "content": self._thinking.content}
-        if self._thinking.reasoning:
-            found["reasoning_content"] = self._thinking.reasoning
+        found = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            found["reasoning_content"] = self.reasoning
         return found
+
+    def _ended(self) -> None:
+        at_end, self._at_end = self._at_end, None
+        if at_end is not None:
+            at_end(self)
 
 
 class Conversation:
-    """Messages, and the model that answers them."""
+    """Messages, and the model that answers them; made by ``Model.chat``.
 
-    def __init__(self, model: Model, system: str | None = None) -> None:
+    system: the system message, None where there is none; may be set. messages: questions and answers
+    in turn, from the first question on.
+    """
+
+    def __init__(
+        self,
+        model: Answering,
+        system: str | None = None,
+        messages: Sequence[dict[str, str]] = (),
+        **how: Any,
+    ) -> None:
+        """how: for every answer, as for ``Model.generate``. BadRequest: messages that are none."""
         self.model = model
         self.system = system
-        self.messages: list[dict[str, str]] = []  # from the first question on
+        self.messages: list[dict[str, str]] = []
+        self._how = how
+        if messages:
+            self.load([*self.all_messages, *messages])
 
     @property
     def all_messages(self) -> list[dict[str, str]]:
@@ -64,17 +126,24 @@ class Conversation:
         return [{"role": "system", "content": self.system}, *self.messages]
 
     def ask(self, text: str, **how: Any) -> Turn:
-        """The answer to a question; it and the answer are part of the conversation as soon as the
-        answer is ``keep``-ed. how: as for ``Model.generate``.
+        """The answer to a question. Both are part of the conversation when all of it has come, or it
+        was stopped.
+
+        Args:
+            text: the question.
+            how: as for ``Model.generate``, for this answer alone.
 
         Raises:
             BadRequest: the conversation is longer than the context, or the template refuses it.
         """
-        return self._answer([*self.messages, {"role": "user", "content": text}], how)
+        question = {"role": "user", "content": text}
 
-    def keep(self, text: str, turn: Turn) -> None:
-        """A question and its answer have taken place."""
-        self.messages += [{"role": "user", "content": text}, turn.message]
+        def keep(turn: Turn) -> None:
+            self.messages += [question, turn.message]
+
+        prompt = self.model.text.encode_chat([*self.all_messages, question])
+        run = self.model.generate(prompt, **{**self._how, **how})
+        return Turn(run, Thinking.of(self.model.text, prompt.ids), keep)
 
     def take_back(self) -> str | None:
         """Forgets the last question and its answer; the question, None where there is none."""
@@ -84,7 +153,8 @@ class Conversation:
         return self.messages.pop()["content"]
 
     def load(self, messages: Sequence[dict[str, str]]) -> None:
-        """Goes on from these. BadRequest when they are no conversation."""
+        """Goes on from these messages, the first of which may be the system's. BadRequest when they
+        are no conversation."""
         expected = 0
         for number, message in enumerate(messages):
             role = message.get("role")
@@ -103,8 +173,3 @@ class Conversation:
         first = list(messages[:1])
         self.system = first[0]["content"] if first and first[0]["role"] == "system" else None
         self.messages = [dict(message) for message in messages[self.system is not None :]]
-
-    def _answer(self, messages: Sequence[dict[str, str]], how: dict[str, Any]) -> Turn:
-        head = self.all_messages[: self.system is not None]
-        prompt = self.model.text.encode_chat([*head, *messages])
-        return Turn(self.model.generate(prompt, **how), Thinking.of(self.model.text, prompt.ids))

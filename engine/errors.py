@@ -9,13 +9,14 @@ from diskmoe.experts.errors import (
     ReadFailed,
     WriteFailed,
 )
-from diskmoe.grammar_draft.errors import BadGrammar
+from diskmoe.grammar_draft.errors import BadGrammar, DeadEnd
 
 __all__ = [
     "BadGrammar",
     "BadModel",
     "BadOutput",
     "BadRequest",
+    "DeadEnd",
     "DiskFull",
     "DiskMoeError",
     "OutOfBudget",

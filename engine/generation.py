@@ -33,7 +33,10 @@ def of_text(
 
 
 class Run:
-    """A run under way: yields pieces of text; afterwards ``token_ids``, ``text``, ``stats``."""
+    """A run under way: iterate for the pieces of its text, cut at whole characters.
+
+    token_ids: those that have come, a stop token included. stats: what it cost; complete at its end.
+    """
 
     def __init__(
         self,

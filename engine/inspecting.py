@@ -67,7 +67,7 @@ class Inspection:
         return every, dense + layers * self.config.top_k * expert
 
     def as_json(self) -> dict[str, Any]:
-        """The keys are told in the README."""
+        """The keys are told in docs/convert.md."""
         config, stored, tokenizer = self.config, self.stored, self.text.tokenizer
         weights, of_token = self.weights
         kept = ("layers", "hidden", "vocab", "context", "heads", "kv_heads", "head_dim", "experts")

@@ -235,12 +235,15 @@ class Llama:
         self._model.forget()
 
     def set_seed(self, seed: int) -> None:
+        """Of texts to come that are given none."""
         self._seed = seed
 
     def n_ctx(self) -> int:
+        """Positions of the KV cache."""
         return self._model.opened.context
 
     def n_vocab(self) -> int:
+        """Rows of the vocabulary."""
         return self._model.config.vocab
 
     def token_eos(self) -> int:
@@ -252,6 +255,7 @@ class Llama:
         return next(iter(self._tokenizer.prefix_ids), -1)
 
     def close(self) -> None:
+        """Ends threads, closes files, gives memory back."""
         self._model.close()
 
     def __enter__(self) -> Self:

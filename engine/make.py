@@ -5,29 +5,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from diskmoe.engine.arguments import split_words
+from diskmoe.engine.commands import COMMANDS as ABOUT
+from diskmoe.engine.commands import FORMATS
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.opening import model_path
 from diskmoe.engine.places import FORMS, as_path, demo_dir
 from diskmoe.engine.setting_sources import Value, resolve
 from diskmoe.engine.setting_values import did_you_mean
 
 Say = Callable[[str], None]
 
-TARGETS = ("q4", "q4g64", "q8", "q4_0", "q4_1", "int4", "mxfp4", "fp8", "bf16", "f32", "keep")
-CONVERT_FLAGS = {"--experts": True, "--dense": True}
-CONVERT_SETTINGS = ("EXPERT_BITS", "DENSE_BITS", "RAM_GB", "THREADS", "DEBUG", "VERBOSE")
-DEMO_FLAGS = {"--form": True, "--export": True, "--wheel": True, "--force": False}
-DEMO_SETTINGS = ("CACHE_DIR", "DEBUG", "VERBOSE")
-WARMUP_FLAGS = {"--formats": True}
-
 
 def convert_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """``diskmoe convert SRC OUT [--experts FORMAT] [--dense FORMAT]``."""
-    values, flags, places = _understood("convert", words, env, CONVERT_FLAGS, CONVERT_SETTINGS)
+    values, flags, places = understood("convert", words, env)
     if len(places) != 2:
         raise BadRequest(
-            f"convert takes two directories, SRC and OUT, and got {len(places)}; see diskmoe --help"
+            f"convert takes two directories, SRC and OUT, and got {len(places)}; see diskmoe convert --help"
         )
     experts = _format(flags, "--experts", values["EXPERT_BITS"].value, "auto")
     dense = _format(flags, "--dense", values["DENSE_BITS"].value, "q8")
@@ -45,40 +42,38 @@ def convert_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> i
 
 def inspect_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """``diskmoe inspect MODEL [--json]``: what a model is, from its headers and text files."""
-    settings = ("MODEL", "JSON", "DEBUG", "VERBOSE")
-    values, _, places = _understood("inspect", words, env, {}, settings)
-    model = _one_model("inspect", places, values)
+    values, _, places = understood("inspect", words, env)
+    model = _one_model("inspect", places, values, say)
     from diskmoe.engine.inspecting import inspect_model  # imports Numba
 
-    found = inspect_model(as_path(model))
+    found = inspect_model(model)
     print(json.dumps(found.as_json()) if values["JSON"].value else "\n".join(found.lines()))
     return 0
 
 
-def _one_model(command: str, places: Sequence[str], values: Mapping[str, Value]) -> str:
-    """The model that a command is about: its only argument, else MODEL."""
-    given = list(places) or [place for place in (values["MODEL"].value,) if place]
-    if len(given) != 1:
-        raise BadRequest(f"{command} takes one directory, MODEL, and got {len(given)}")
-    return given[0]
+def _one_model(command: str, places: Sequence[str], values: Mapping[str, Value], say: Say) -> Path:
+    """The model that a command is about: its only argument, else MODEL, else the demo model."""
+    if len(places) > 1:
+        raise BadRequest(f"{command} takes one directory, MODEL, and got {len(places)}")
+    return as_path(places[0]) if places else model_path(values, say)
 
 
 def verify_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """``diskmoe verify MODEL``."""
-    values, _, places = _understood("verify", words, env, {}, ("MODEL", "DEBUG", "VERBOSE"))
-    model = _one_model("verify", places, values)
+    values, _, places = understood("verify", words, env)
+    model = _one_model("verify", places, values, say)
     from diskmoe.engine.verifying import verify_model  # imports Numba
 
-    print(verify_model(as_path(model), say))
+    print(verify_model(model, say))
     return 0
 
 
 def export_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """``diskmoe export MODEL OUT``."""
-    _, _, places = _understood("export", words, env, {}, ("DEBUG", "VERBOSE"))
+    _, _, places = understood("export", words, env)
     if len(places) != 2:
         raise BadRequest(
-            f"export takes two directories, MODEL and OUT, and got {len(places)}; see diskmoe --help"
+            f"export takes two directories, MODEL and OUT, and got {len(places)}; see diskmoe export --help"
         )
     from diskmoe.engine.converting import export_model  # imports Numba
 
@@ -88,27 +83,27 @@ def export_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> in
 
 def corpus_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """``diskmoe corpus FILE... --model DIR --out DIR``."""
-    values, flags, places = _understood(
-        "corpus", words, env, {"--out": True}, ("MODEL", "DEBUG", "VERBOSE")
-    )
-    model, out = values["MODEL"].value, flags.get("--out")
-    if not places or not model or not out:
+    values, flags, places = understood("corpus", words, env)
+    out = flags.get("--out")
+    if not places or not out:
         raise BadRequest(
-            "corpus takes texts, the model that they are for and a new directory: "
-            "diskmoe corpus FILE... --model DIR --out DIR"
+            "corpus takes texts and a new directory: diskmoe corpus FILE... --out DIR [--model DIR]"
         )
+    model = model_path(values, say)
     from diskmoe.engine.corpora import make_corpus
 
-    make_corpus([as_path(place) for place in places], as_path(model), as_path(out).absolute(), say)
+    make_corpus([as_path(place) for place in places], model, as_path(out).absolute(), say)
     say(f"next      CORPUS={out} MODEL={model} diskmoe ...")
     return 0
 
 
 def demo_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """``diskmoe demo-model [--form sparse|dense] [--export DIR] [--wheel FILE] [--force]``."""
-    values, flags, places = _understood("demo-model", words, env, DEMO_FLAGS, DEMO_SETTINGS)
+    values, flags, places = understood("demo-model", words, env)
     if places:
-        raise BadRequest(f"demo-model takes no argument, and got {places[0]!r}; see diskmoe --help")
+        raise BadRequest(
+            f"demo-model takes no argument, and got {places[0]!r}; see diskmoe demo-model --help"
+        )
     form = _one_of("--form", flags.get("--form", "sparse"), FORMS)
     target = demo_dir(values["CACHE_DIR"].value, form)
     export = as_path(flags["--export"]) if "--export" in flags else None
@@ -127,9 +122,11 @@ def demo_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
 
 def warmup_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
     """``diskmoe warmup [--formats FORMAT,FORMAT]``: the kernels compiled ahead of the first run."""
-    _, flags, places = _understood("warmup", words, env, WARMUP_FLAGS, ("DEBUG", "VERBOSE"))
+    _, flags, places = understood("warmup", words, env)
     if places:
-        raise BadRequest(f"warmup takes no argument, and got {places[0]!r}; see diskmoe --help")
+        raise BadRequest(
+            f"warmup takes no argument, and got {places[0]!r}; see diskmoe warmup --help"
+        )
     from diskmoe.experts.formats import FORMATS  # imports Numba
 
     known = tuple(FORMATS)
@@ -142,19 +139,16 @@ def warmup_command(words: Sequence[str], env: Mapping[str, str], say: Say) -> in
     return 0
 
 
-def _understood(
-    command: str,
-    words: Sequence[str],
-    env: Mapping[str, str],
-    flags: Mapping[str, bool],
-    settings: Sequence[str],
+def understood(
+    name: str, words: Sequence[str], env: Mapping[str, str]
 ) -> tuple[dict[str, Value], dict[str, str], list[str]]:
     """Splits the words; a setting that the command has no use for is refused."""
-    texts, others, places = split_words(words, flags)
-    for name in texts:
-        if name not in settings:
-            flag = "--" + name.lower().replace("_", "-")
-            raise BadRequest(f"{flag} has no effect on diskmoe {command}; see diskmoe --help")
+    command = ABOUT[name]
+    texts, others, places = split_words(words, command.takes_value)
+    for setting in texts:
+        if setting not in command.settings:
+            flag = "--" + setting.lower().replace("_", "-")
+            raise BadRequest(f"{flag} has no effect on diskmoe {name}; see diskmoe {name} --help")
     values, _ = resolve(texts, env)
     return values, others, places
 
@@ -167,7 +161,7 @@ def _format(flags: Mapping[str, str], flag: str, bits: int | None, default: str)
         raise BadRequest(f"{flag} {name} and {bits} bits are both given; one is enough")
     if name is None:
         return default if bits is None else format_for_bits(bits)
-    return None if _one_of(flag, name, TARGETS) == "keep" else name
+    return None if _one_of(flag, name, FORMATS) == "keep" else name
 
 
 def _one_of(flag: str, name: str, allowed: tuple[str, ...]) -> str:
@@ -175,3 +169,14 @@ def _one_of(flag: str, name: str, allowed: tuple[str, ...]) -> str:
         hint = did_you_mean(name, allowed)
         raise BadRequest(f"{flag} is {name!r}; it must be one of {', '.join(allowed)}{hint}")
     return name
+
+
+COMMANDS: Mapping[str, Callable[[Sequence[str], Mapping[str, str], Say], int]] = {
+    "convert": convert_command,
+    "inspect": inspect_command,
+    "verify": verify_command,
+    "export": export_command,
+    "corpus": corpus_command,
+    "demo-model": demo_command,
+    "warmup": warmup_command,
+}

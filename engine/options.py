@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.heads import KV_KIND
-from diskmoe.engine.setting_values import CONSTRAIN_WORDS
+from diskmoe.engine.setting_values import CONSTRAIN_WORDS, did_you_mean
 from diskmoe.experts.policy import POLICIES
 from diskmoe.grammar_draft.spans import DEFAULT_CAP, MAX_CAP
 from diskmoe.mtp.draft_model import DEFAULT_P_MIN
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 DIRECT_WORDS = ("auto", "1", "0")
+_PATHS = ("trace", "usage", "corpus", "draft_model", "grammar_cache")
 
 
 def check_constrain(value: object) -> None:
@@ -108,7 +113,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and not isinstance(value, int | float):
                 raise BadRequest(f"{name} is {value!r}; it must be a number")
-        for name in ("trace", "usage", "corpus", "draft_model", "grammar_cache"):
+        for name in _PATHS:
             value = getattr(self, name)
             if value is not None and not isinstance(value, Path):
                 raise BadRequest(f"{name} is {value!r}; it must be a Path")
@@ -129,3 +134,55 @@ class Options:
             raise BadRequest(f"kv is {self.kv!r}; it must be one of {', '.join(KV_KIND)}")
         if self.direct not in DIRECT_WORDS:
             raise BadRequest(f"direct is {self.direct!r}; it must be auto, 1 or 0")
+
+
+class OptionWords(TypedDict, total=False):
+    """The fields of ``Options`` as keywords; see there. Paths may be text."""
+
+    cap: int | None
+    expert_bits: int | None
+    dense_bits: int | None
+    ctx: int | None
+    ram_gb: float | None
+    threads: int | None
+    io_threads: int
+    direct: str
+    prefill_chunk: int | None
+    disk_bps: int | None
+    verify: bool
+    kv: str
+    prefetch: str
+    policy: str
+    trace: str | Path | None
+    usage: str | Path | None
+    pin_gb: float | None
+    longest_prompt: int | None
+    draft_rows: int
+    span: int
+    draft: int | None
+    ngram: bool
+    corpus: str | Path | None
+    draft_model: str | Path | None
+    p_min: float
+    guard: bool
+    mtp: bool | None
+    constrain: str
+    grammar_cache: str | Path | None
+    parallel: int
+
+
+def options_with(options: Options | None = None, **words: Unpack[OptionWords]) -> Options:
+    """Options, of which some are given in words.
+
+    Raises:
+        BadRequest: an option that there is not, or out of its range.
+    """
+    known = [field.name for field in fields(Options)]
+    for name in words:
+        if name not in known:
+            raise BadRequest(f"there is no option {name}{did_you_mean(name, known)}")
+    given = {
+        name: Path(value) if name in _PATHS and isinstance(value, str) else value
+        for name, value in words.items()
+    }
+    return replace(options or Options(), **given)

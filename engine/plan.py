@@ -113,7 +113,7 @@ class PlanReport:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The keys are told in the README."""
+        """The keys are told in docs/small-ram.md."""
         opened, speeds = self.prepared.opened, self.speeds
         config, records = opened.config, opened.records
         return {

@@ -57,6 +57,7 @@ class Prepared:
         return replace(self, opened=opened, options=options)
 
     def close(self) -> None:
+        """Closes the files of a model that is not to be loaded."""
         self.helpers.close()
         self.opened.records.close()
 
@@ -66,6 +67,7 @@ def prepare(path: str | Path, options: Options | None = None, say: Say = silent)
 
     Args:
         path: a converted model or a Hugging Face directory.
+        options: how it is to run.
         say: gets one line per thing worth knowing.
 
     Raises:

@@ -38,7 +38,16 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose tokens. Temperature 0 is greedy and ignores the rest; 0 or 1.0 switch off."""
+    """How to choose tokens, in this order (transformers').
+
+    temperature: logits are divided by it; 0 takes the likeliest token and ignores the rest. top_k: the
+    k likeliest are left, 0: all. top_p: the likeliest that together have this share of probability,
+    above 0; 1: all. min_p: those with at least this share of the likeliest's, 0: all. seed: from 0 to
+    2^64-1; the same seed gives the same text, with drafts and without; None: another each time.
+
+    Raises:
+        BadRequest: a value that is out of its range.
+    """
 
     temperature: float = 0.0
     top_k: int = 0

@@ -1,6 +1,6 @@
 """Every setting, once: environment name, flag, type, default, help.
 
-The command line, the README's table, the settings line of a run and the JSON report are all made
+The command line, docs/settings.md, the settings line of a run and the JSON report are all made
 from ``SETTINGS``; nothing else knows a default.
 """
 
@@ -303,17 +303,3 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
-
-
-def settings_table() -> str:
-    """The README's table: one Markdown row per setting."""
-    rows = ["| setting | flag | default | meaning |", "|---|---|---|---|"]
-    for setting in SETTINGS:
-        default = "auto" if setting.default is None else str(setting.default)
-        default = {"False": "0", "True": "1"}.get(default, default)
-        kind = f" {setting.kind}" if setting.kind else ""
-        flag = f"`{setting.flag}{kind}`".replace("|", "\\|")
-        text = setting.help.replace("|", "\\|")
-        name = setting.name if setting.bare else PREFIX + setting.name
-        rows.append(f"| `{name}` | {flag} | {default} | {text} |")
-    return "\n".join(rows)

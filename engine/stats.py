@@ -91,6 +91,7 @@ class Phase:
 
     @property
     def compute_seconds(self) -> float:
+        """Seconds of the forwards that did not wait for a read."""
         return max(0.0, self.forward_seconds - self.read_wait_seconds)
 
     @property
@@ -111,19 +112,26 @@ def snapshot(counters: Counters, selections: int) -> Snapshot:
 
 @dataclass
 class RunStats:
-    """One run: a prompt, its prefill, its decode."""
+    """One run: a prompt, its prefill, its decode.
+
+    prompt_tokens: of them reused_tokens had keys and values left by an earlier text. tokens: emitted;
+    sampled: of these, those that no draft had right. ttft_seconds: from the start of prefill to the
+    first token. stop_reason: why it ended. cache_state: ``warm`` where experts were in memory or in
+    the page cache at the start, else ``cold``. prefill, decode: the sums of each. drafts: what became
+    of them, by source.
+    """
 
     prompt_tokens: int = 0
-    reused_tokens: int = 0  # of these, whose keys and values an earlier text has left
+    reused_tokens: int = 0
     tokens: int = 0
-    sampled: int = 0  # of the tokens, those that no draft had right
+    sampled: int = 0
     ttft_seconds: float = 0.0
     stop_reason: str = ""
     cache_state: str = "cold"
     prefill: Phase = field(default_factory=Phase)
     decode: Phase = field(default_factory=Phase)
     recall: Recall | None = None  # of the guesses of PREFETCH
-    drafts: Mapping[str, Account] = field(default_factory=dict)  # by source
+    drafts: Mapping[str, Account] = field(default_factory=dict)
     planner: Planner | None = None  # of the drafts, where there are any
 
     @property

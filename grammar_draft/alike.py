@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from diskmoe.compiled.functions import inner, kernel
-from diskmoe.grammar_draft.loops import COUNTED
-from diskmoe.grammar_draft.table import COUNT, GO, REFUSED, SHIFT, STATE
+from diskmoe.grammar_draft.loops import COUNTED, REFUSED
+from diskmoe.grammar_draft.table import COUNT, GO, SHIFT, STATE
 from diskmoe.grammar_draft.token_sets import LEAVES, SPACE, WITHIN
 
 OTHERS_FIRST = 128  # as a first byte: any that is not ASCII

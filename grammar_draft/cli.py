@@ -39,6 +39,15 @@ test judges cases, one JSON object a line, with "schema", "regex" or "choices" i
   --profile NAME  how a schema is read: {profiles} (default: json-schema)
   --compact       a schema's JSON has no blanks between its parts
   --lax           let pass, with a line, what of a schema cannot be enforced
+
+examples:
+  diskmoe grammar check my.gbnf '{{"name": "Bob"}}' @answer.json
+  diskmoe grammar check record.json --compact
+  diskmoe grammar check --regex "[A-Z]{{3}}-[0-9]+" ABC-12
+  diskmoe grammar test cases.jsonl --strict
+
+exit codes: 0 fine; 1 a TEXT is outside the grammar, or a case was judged wrongly; 2 the grammar or the
+usage is no good.
 """
 
 
@@ -52,7 +61,7 @@ def main(words: Sequence[str], env: Mapping[str, str], say: Say) -> int:
         return 0
     if command not in ("check", "test"):
         raise BadGrammar(f"unknown command grammar {command!r}; there are check and test")
-    options, places = _options(rest[:-1])
+    options, places = options_of(rest[:-1])
     if not places and not (options.regex or options.choices):
         raise BadGrammar(f"grammar {command} needs a file; see diskmoe grammar --help")
     try:
@@ -76,7 +85,7 @@ class _Options:
     choices: str = ""
 
 
-def _options(words: Sequence[str]) -> tuple[_Options, list[str]]:
+def options_of(words: Sequence[str]) -> tuple[_Options, list[str]]:
     options, places = _Options(), []
     queue = list(words)
     while queue:

@@ -20,6 +20,7 @@ Three things make closures finite and small, whatever the grammar:
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from diskmoe.grammar_draft.checks import MAX_STATES, WRITTEN_OUT, cost, rule_error
@@ -79,8 +80,9 @@ class Graph:
         self._calls: list[tuple[Call, ...]] = []
         self._passes: list[list[int]] = []
         self._heads: dict[int, Heads] = {}
+        self._canon: dict[int, int] = {}
+        self._same: dict[object, int] = {}
         self._entries: dict[int, Heads] = {}
-        self._shapes: dict[Ranges, list[tuple[tuple[int, int], ...]]] = {}
         self._new()  # END
         self.order, self.family = self._sorted(grammar.used)
         self._check_families(grammar)
@@ -106,13 +108,31 @@ class Graph:
             known = self._heads[position] = self._closure(position)
         return known
 
+    def canonical(self, position: int) -> int:
+        """The one position for all that go on alike."""
+        known = self._canon.get(position)
+        if known is None and position in self.marks:
+            return position
+        if known is None:
+            if self.mask[position] and not self._passes[position] and not self._calls[position]:
+                return position
+            head = self.heads(position)
+            if len(head.positions) == 1 and not head.calls and not head.ends:
+                known = head.positions[0]
+            else:
+                key = (frozenset(head.positions), frozenset(head.calls), head.ends)
+                known = self._same.setdefault(key, position)
+            self._canon[position] = known
+        return known
+
     def entry(self, rule: int) -> Heads:
         """What a rule begins with, its being empty left aside (callers have a way past it)."""
         known = self._entries.get(rule)
         if known is None:
             family = self.family.get(rule)
             if family is None:
-                known = self._closure(self._body(rule, END))._replace(ends=False)
+                begin = self._closure(self._body(rule, END))
+                known = Heads(begin.positions, begin.calls, False)
             else:
                 known = self._solved(rule, family)
             self._entries[rule] = known
@@ -140,6 +160,9 @@ class Graph:
         return Heads(tuple(positions), tuple(calls), False)
 
     def _closure(self, position: int) -> Heads:
+        if not self._passes[position] and position not in self._later:
+            reads = self.mask[position] or self.tokens[position]
+            return Heads((position,) if reads else (), self._calls[position], position == END)
         seen = {position}
         queue = [position]
         positions: list[int] = []
@@ -166,9 +189,12 @@ class Graph:
         calls: tuple[Call, ...] = (),
         passes: Iterable[int] = (),
     ) -> int:
-        mask = 0
-        for some, _ in edges:
-            mask |= some
+        if len(edges) == 1:
+            mask = edges[0][0]
+        else:
+            mask = 0
+            for some, _ in edges:
+                mask |= some
         self.edges.append(edges)
         self.tokens.append(tokens)
         self.mask.append(mask)
@@ -188,18 +214,21 @@ class Graph:
         return starts[0] if len(starts) == 1 else self._new(passes=starts)
 
     def _possible(self, alternative: Alternative) -> bool:
-        return all(self._productive(symbol) for symbol in alternative)
+        for symbol in alternative:
+            if type(symbol) is not Literal and not self._productive(symbol):
+                return False
+        return True
 
     def _productive(self, symbol: Symbol) -> bool:
-        if isinstance(symbol, Repeat):
+        if type(symbol) is Repeat:
             return symbol.low == 0 or self._productive(symbol.item)
-        if isinstance(symbol, Ref):
+        if type(symbol) is Ref:
             return self._ends[symbol.rule]
-        return not isinstance(symbol, Chars) or bool(symbol.ranges)
+        return type(symbol) is not Chars or bool(symbol.ranges)
 
     def _before(self, symbol: Symbol, behind: int) -> int:
         """A position that reads `symbol` and is then at `behind`."""
-        if isinstance(symbol, Repeat):
+        if type(symbol) is Repeat:
             if not self._productive(symbol.item):
                 return behind
             if symbol.high is None:
@@ -209,13 +238,13 @@ class Graph:
             else:
                 behind = self._repeated(symbol, symbol.high - symbol.low, False, behind)
             return self._repeated(symbol, symbol.low, True, behind)
-        if isinstance(symbol, Literal):
+        if type(symbol) is Literal:
             for byte in reversed(symbol.data):
-                behind = self._new(edges=((1 << byte, behind),))
+                behind = self._new(((1 << byte, behind),))
             return behind
-        if isinstance(symbol, Chars):
+        if type(symbol) is Chars:
             return self._chars(symbol.ranges, behind)
-        if isinstance(symbol, Token):
+        if type(symbol) is Token:
             return self._new(tokens=((symbol.id, symbol.negated, behind),))
         past = [behind] if self.empty[symbol.rule] else []
         return self._new(calls=((symbol.rule, behind),), passes=past)
@@ -277,20 +306,11 @@ class Graph:
 
     def _chars(self, ranges: Ranges, behind: int) -> int:
         """One character: positions for its continuation bytes are shared between sequences."""
-        shape = self._shapes.get(ranges)
-        if shape is None:
-            shape = self._shapes[ranges] = sequences(ranges)
-        shared: dict[tuple[int, int], int] = {}
-        firsts: dict[int, int] = {}  # position -> the bytes that lead to it
-        for sequence in shape:
-            position = behind
-            for low, high in reversed(sequence[1:]):
-                step = (_set(low, high), position)
-                if step not in shared:
-                    shared[step] = self._new(edges=(step,))
-                position = shared[step]
-            firsts[position] = firsts.get(position, 0) | _set(*sequence[0])
-        return self._new(edges=tuple((some, position) for position, some in firsts.items()))
+        positions = [behind]
+        *inner, firsts = _steps_of(ranges)
+        for ((some, place),) in inner:
+            positions.append(self._new(((some, positions[place]),)))
+        return self._new(tuple([(some, positions[place]) for some, place in firsts]))
 
     def _first_calls(self, rule: int) -> list[int]:
         """The rules that a rule may call before it has read anything."""
@@ -324,6 +344,26 @@ class Graph:
             if len(members[rank]) > 1 or rule in leads[rule]
         }
         return order, family
+
+
+@lru_cache(1024)
+def _steps_of(ranges: Ranges) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """The positions of one character, what it begins with last: each as edges (256-bit set, place of
+    the position behind, 0 for what follows the character). Continuation bytes are shared."""
+    found: list[tuple[tuple[int, int], ...]] = []
+    places: dict[tuple[int, int], int] = {}
+    firsts: dict[int, int] = {}  # place -> the bytes that lead to it
+    for sequence in sequences(ranges):
+        place = 0
+        for low, high in reversed(sequence[1:]):
+            step = (_set(low, high), place)
+            if step not in places:
+                found.append((step,))
+                places[step] = len(found)
+            place = places[step]
+        firsts[place] = firsts.get(place, 0) | _set(*sequence[0])
+    found.append(tuple((some, place) for place, some in firsts.items()))
+    return tuple(found)
 
 
 def _set(low: int, high: int) -> int:

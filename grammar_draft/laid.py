@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
+from diskmoe.grammar_draft.loops import REFUSED
 from diskmoe.grammar_draft.minimal import merged
 from diskmoe.grammar_draft.table import (
     ACCEPT,
@@ -15,7 +17,6 @@ from diskmoe.grammar_draft.table import (
     GO,
     I32,
     LOAD,
-    REFUSED,
     RETURN,
     SHIFT,
     SWITCH,
@@ -35,62 +36,62 @@ from diskmoe.grammar_draft.table import (
 def table_of(rows: Sequence[Row], start: int, live: Sequence[bool]) -> Table:
     """Arrays from rows of actions; states that nothing can tell apart are made one. live: per row
     whether a number goes along."""
-    sets = {some for row in rows for some, _ in row}
-    classes = _classes([some & ~END_OF_TEXT for some in sets])
-    width = int(classes.max()) + 2
-    columns = {some: _columns(some, classes) for some in sets}
-    lines: list[list[int]] = []
+    sets: dict[int, int] = {}
     actions: dict[Action, int] = {}
-    for row in rows:
-        line = [REFUSED] * width
+    states: list[int] = []
+    places: list[int] = []
+    codes: list[int] = []
+    for state, row in enumerate(rows):
         for some, action in row:
-            code = _code(action, actions)
-            for column in columns[some]:
-                line[column] = code
-        lines.append(line)
-    act = np.array(lines, np.int32)
+            states.append(state)
+            places.append(sets.setdefault(some, len(sets)))
+            codes.append(action if type(action) is int else _code(action, actions))
+    classes, members = _classes(list(sets))
+    act = np.full((len(rows), members.shape[1]), REFUSED, np.int32)
+    entry, column = np.nonzero(members[places])
+    act[np.array(states)[entry], column] = np.array(codes)[entry]
     lives = np.array(live, np.uint8)
     return _laid(act, list(actions), merged(act, lives), classes, start, lives)
 
 
 def _code(action: Action, actions: dict[Action, int]) -> int:
-    if type(action) is Go and not action.push and not action.sets:
-        return action.to
     return -2 - actions.setdefault(action, len(actions))
 
 
-def _columns(some: int, classes: U8) -> list[int]:
-    """The columns of `act` that a set of bytes stands in."""
-    found = [int(classes.max()) + 1] if some & END_OF_TEXT else []
-    data = np.frombuffer((some & ~END_OF_TEXT).to_bytes(32, "little"), np.uint8)
-    return [*set(classes[np.unpackbits(data, bitorder="little") == 1].tolist()), *found]
+def _classes(sets: Sequence[int]) -> tuple[U8, npt.NDArray[np.bool_]]:
+    """Numbers bytes so that two have one number exactly where no set tells them apart.
 
-
-def _classes(sets: Sequence[int]) -> U8:
-    """Numbers bytes so that two have one number exactly where no set tells them apart."""
-    data = b"".join(some.to_bytes(32, "little") for some in sets)
+    Returns (that number per byte, which set has which number: (sets, numbers + 1), last the end of
+    the text).
+    """
+    data = b"".join((some & ~END_OF_TEXT).to_bytes(32, "little") for some in sets)
     told = np.unpackbits(
         np.frombuffer(data, np.uint8).reshape(-1, 32), axis=1, bitorder="little"
     )  # (sets, 256)
-    columns = np.ascontiguousarray(np.packbits(told, axis=0).T)  # (256, bytes)
+    columns = np.packbits(told, axis=0).T.tobytes()  # of each byte, which sets have it
+    size = len(columns) // 256
     known: dict[bytes, int] = {}
-    return np.array([known.setdefault(c.tobytes(), len(known)) for c in columns], np.uint8)
+    parts = [columns[at : at + size] for at in range(0, len(columns), size)]
+    classes = np.array([known.setdefault(part, len(known)) for part in parts], np.uint8)
+    members = np.zeros((len(sets), len(known) + 1), np.bool_)
+    members[:, classes] = told
+    members[:, -1] = [bool(some & END_OF_TEXT) for some in sets]
+    return classes, members
 
 
 def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int, live: U8) -> Table:
     """Numbers what is left of the states, and lays actions flat."""
     keys = {s for a in actions if type(a) is Switch for s, _ in a.cases}
-    kept = np.array(sorted({int(name) for name in names} | keys), np.int32)
-    number = np.full(len(act), -1, np.int32)
-    number[kept] = np.arange(len(kept), dtype=np.int32)
-    new, old = number.tolist(), names.tolist()
+    old = names.tolist()
+    kept = sorted({*old, *keys})
+    new = {state: number for number, state in enumerate(kept)}
     named = [new[s] if s in keys else new[old[s]] for s in range(len(act))]
     queue = list(actions)
     index = {action: i for i, action in enumerate(queue)}
 
     def code(action: Action) -> int:
-        if type(action) is Go and not action.push and not action.sets:
-            return named[action.to]
+        if type(action) is int:
+            return named[action]
         if action not in index:
             index[action] = len(queue)
             queue.append(action)

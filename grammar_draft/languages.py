@@ -40,7 +40,18 @@ def from_gbnf(
     strict: bool = False,
     token_id: TokenId | None = None,
 ) -> Grammar:
-    """A GBNF grammar; see `gbnf.parse`."""
+    """A GBNF grammar.
+
+    Args:
+        text: the grammar.
+        name: what errors call it.
+        root: the rule to start from.
+        strict: give the verdicts of llama.cpp, its limits and refusals included.
+        token_id: the number of a token by its text, for grammars that name tokens; see ``gbnf.parse``.
+
+    Raises:
+        BadGrammar: with line and column.
+    """
     return gbnf.parse(text, name, root, strict, token_id)
 
 
@@ -55,10 +66,12 @@ def from_schema(
     """A JSON Schema: its text, or what its JSON means.
 
     Args:
+        schema: JSON text, or a dict or bool.
         profile: "json-schema" (the specification), "llama.cpp" (what its converter assumes), "drafts"
             (what is likely; for drafts that are verified).
         whitespace: "flexible" (bounded blanks between the parts of JSON) or "compact" (none).
         lax: let pass, with a note, what cannot be expressed.
+        name: what errors call it.
 
     Raises:
         BadGrammar: with the JSON Pointer of what is wrong.
@@ -69,7 +82,8 @@ def from_schema(
 
 
 def from_regex(pattern: str, *, name: str = "regex") -> Grammar:
-    """Texts that match a pattern of ECMA-262 as a whole, whether it is anchored or not."""
+    """Texts that match a pattern of ECMA-262 as a whole, whether it is anchored or not; name: what errors
+    call it. BadGrammar: no such pattern, one that cannot be expressed, or that nothing matches."""
     made = JsonRules(name, None)
     whole = f"^(?:{pattern})$"
     try:
@@ -88,7 +102,8 @@ def from_regex(pattern: str, *, name: str = "regex") -> Grammar:
 
 
 def from_choices(choices: Iterable[str], *, name: str = "choices") -> Grammar:
-    """One of some texts."""
+    """One of some choices, to the byte; name: what errors call them. BadGrammar: none, one that is no
+    text, or too many."""
     made = JsonRules(name, None)
     found: list[tuple[bytes, Alternative]] = []
     size = 0
@@ -116,7 +131,16 @@ def from_type(
     name: str = "",
 ) -> Grammar:
     """The JSON of a Python type: a dataclass, TypedDict, Enum, Literal, Optional, list, dict, ..., or
-    a pydantic model."""
+    a pydantic model.
+
+    Args:
+        kind: the type.
+        profile, whitespace, lax: as of ``from_schema``.
+        name: what errors call it; else the type's own.
+
+    Raises:
+        BadGrammar: a type whose JSON is not known.
+    """
     name = name or getattr(kind, "__name__", str(kind))
     schema = schema_of(kind)
     return from_schema(schema, profile=profile, whitespace=whitespace, lax=lax, name=name)

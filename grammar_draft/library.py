@@ -31,8 +31,12 @@ def load(
 ) -> Grammar:
     """Reads the grammar at a path or, where no such file is, ours of that name.
 
-    A file whose text begins with { or [ is a JSON Schema, for which profile, whitespace and lax are
-    (see `from_schema`); all others are GBNF.
+    A file whose text begins with { or [ is a JSON Schema; all others are GBNF.
+
+    Args:
+        place: a path, or a name of ``shipped()``.
+        root, strict, token_id: of GBNF, as of ``from_gbnf``.
+        profile, whitespace, lax: of a schema, as of ``from_schema``.
 
     Raises:
         BadGrammar: no such file, one that is too large, or what the languages raise.

@@ -135,6 +135,24 @@ def find_loops(
                 ascii_only[state] &= ascii_only[to]
 
 
+@kernel
+def find_only(act: Any, classes: Any, only: Any) -> None:
+    """only[s] = the byte that must come next in state s, or -1; see `table.Table`."""
+    alone = np.full(act.shape[1], -1, np.int32)  # the byte of a class that has one
+    for byte in range(len(classes)):
+        alone[classes[byte]] = byte if alone[classes[byte]] == -1 else -2
+    for state in range(len(act)):
+        only[state] = -1
+        fits = 0
+        for column in range(act.shape[1]):
+            if act[state, column] != REFUSED:
+                fits += 1
+                only[state] = alone[column] if act[state, column] >= 0 else -1
+        if fits != 1:
+            only[state] = -1
+        only[state] = max(only[state], -1)
+
+
 @inner
 def _leads_whole(act: Any, ahead: Any, state: Any, target: Any, tails: Any) -> Any:
     """Whether every character that is not ASCII leads from a state to the target."""

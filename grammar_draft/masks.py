@@ -14,14 +14,13 @@ import numpy as np
 
 from diskmoe.compiled.functions import inner, kernel
 from diskmoe.grammar_draft.alike import FIRSTS, OTHERS_FIRST, add_alike
-from diskmoe.grammar_draft.loops import COUNTED
+from diskmoe.grammar_draft.loops import COUNTED, REFUSED
 from diskmoe.grammar_draft.table import (
     COUNT,
     GO,
     I32,
     LOAD,
     POPPED,
-    REFUSED,
     RETURN,
     SHIFT,
     STATE,

@@ -18,8 +18,10 @@ def merged(act: I32, live: npt.NDArray[np.uint8]) -> I32:
     Actions are compared as they are, so that what is merged is rather too little than too much.
     """
     known: dict[bytes, int] = {}
-    alone = np.column_stack([np.minimum(act, 0), live])  # what a state does by itself
-    blocks = np.array([known.setdefault(row.tobytes(), len(known)) for row in alone], np.int32)
+    alone = np.column_stack([np.minimum(act, 0), live]).tobytes()  # what each state does by itself
+    size = len(alone) // len(act)
+    rows = [alone[at : at + size] for at in range(0, len(alone), size)]
+    blocks = np.array([known.setdefault(row, len(known)) for row in rows], np.int32)
     names = np.empty(len(act), np.int32)
     refine(act, blocks, names)
     return names

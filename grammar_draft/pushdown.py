@@ -56,7 +56,7 @@ class Pushdown:
         self._landed: dict[tuple[int, int], int] = {}  # (ports, symbol that is several) -> state
         self._taken: dict[tuple[int, int], int] = {}  # (state, symbol) -> both as one state
         root = (graph.called(grammar.root), subsets.ports[0])
-        self.start = subsets.number(frozenset([root]))
+        self.start = subsets.number((frozenset([root]),))
         subsets.explore()
         self._decide()
 
@@ -91,7 +91,7 @@ class Pushdown:
         known = self._landed.get((ends, symbol))
         if known is None:
             ports = (kernel for port, kernel in enumerate(contents) if ends >> port & 1)
-            known = self._landed[ends, symbol] = self._subsets.number(frozenset().union(*ports))
+            known = self._landed[ends, symbol] = self._subsets.number((frozenset().union(*ports),))
         return known
 
     def _take_all(self, state: int, returns: list[tuple[int, int]]) -> None:
@@ -107,9 +107,8 @@ class Pushdown:
             raise Clash(self._subsets.loops((*contents[state], *contents[symbol])))
         tails = [self._subsets.tail(kernel, True) for kernel in self._subsets.contents[symbol]]
         places = dict(zip(self._subsets.ports, tails, strict=False))
-        self._taken[state, symbol] = self._subsets.number(
-            self._subsets.moved(self._subsets.contents[state][0], places)
-        )
+        both = self._subsets.moved(self._subsets.contents[state][0], places)
+        self._taken[state, symbol] = self._subsets.number((both,))
 
     def _find_below(self) -> list[int]:
         """Per state the symbols that may be right below it, as a set."""
@@ -166,10 +165,11 @@ class Pushdown:
         """A step behind a symbol that was popped to see what it is."""
         if isinstance(action, Count):
             return Count(self._put_back(symbol, action.more), self._put_back(symbol, action.last))
-        assert isinstance(action, Go)
+        go = Go(action) if isinstance(action, int) else action
+        assert isinstance(go, Go)
         own = POPPED if self._live[symbol] else 0
-        sets = (own, *(action.sets or [0] * (len(action.push) + 1)))
-        return Go(action.to, (symbol, *action.push), sets if any(sets) else ())
+        sets = (own, *(go.sets or [0] * (len(go.push) + 1)))
+        return Go(go.to, (symbol, *go.push), sets if any(sets) else ())
 
     def table(self) -> Table:
         """The rows as a table. Raises Undecided."""
@@ -185,6 +185,9 @@ class Pushdown:
             raise Undecided(f"more than {MAX_DEPTH} returns before one byte")
         if not state:
             return [(END_OF_TEXT, Accept())] if some & END_OF_TEXT else []
+        if not self._subsets.ends[state]:
+            steps = self._subsets.steps[state]
+            return [(bits & some, action) for bits, action in steps if bits & some]
         row: Row = []
         group = (self._below[state], self._subsets.ends[state])
         returned = self._behind.get(group, 0)  # bytes that are read behind a return
@@ -222,7 +225,7 @@ class Pushdown:
                 # the number of what goes on: that of the symbol, if it is in what goes on
                 if self._live[symbol] or (go is None and self._live[state]):
                     joined = [(bits, Load(action)) for bits, action in joined]
-            if go and some & ~both:
+            if go is not None and some & ~both:
                 joined.append((some & ~both, self._put_back(symbol, go)))
             finer: dict[int, dict[int, Action]] = {}
             for bits, cases in parts.items():
@@ -244,6 +247,8 @@ def _ways(action: Action) -> tuple[Go, ...]:
     """Where a step may lead."""
     if isinstance(action, Count):
         return (*_ways(action.more), *_ways(action.last))
+    if isinstance(action, int):
+        return (Go(action),)
     assert isinstance(action, Go)
     return (action,)
 

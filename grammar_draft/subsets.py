@@ -7,8 +7,9 @@ in a symbol: a step says what becomes of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from heapq import heappop, heappush
+from itertools import islice
 
 from diskmoe.grammar_draft.counts import COUNT, KEEP, Clash
 from diskmoe.grammar_draft.graph import END, Graph
@@ -71,8 +72,8 @@ class Subsets:
         """pushed: the rules whose calls are pushed. 0 is the state below everything."""
         self._graph = graph
         self._pushed = pushed
-        self._same: dict[object, int] = {}
-        self._canon: dict[int, int] = {}
+        # per tail, or set of them: the symbol that is parted from them or -1, and what they become
+        self._cuts: dict[Tail | frozenset[Tail], tuple[tuple[Kernel, ...], dict[Tail, Tail]]] = {}
         self._tails: dict[tuple[Kernel, bool], Tail] = {}
         self._numbers: dict[tuple[Kernel, ...], int] = {}
         self._work = 0
@@ -83,9 +84,9 @@ class Subsets:
             list[tuple[int, Action]]
         ] = []  # bytes, and what they do: Go, or Count of two
         self.ends: list[int] = []  # the ports that a state may have completed, as a set
-        self.number(frozenset())
+        self.number((frozenset(),))
 
-    def number(self, *contents: Kernel) -> int:
+    def number(self, contents: tuple[Kernel, ...]) -> int:
         """The number of a state, or of a symbol that is several."""
         known = self._numbers.get(contents)
         if known is None:
@@ -104,36 +105,35 @@ class Subsets:
 
     def explore(self) -> None:
         """Works out the steps of all states that have none yet, and of those they lead to."""
-        while len(self.steps) < len(self.contents):
-            contents = self.contents[len(self.steps)]
-            steps: list[tuple[int, Action]] = []
-            self.steps.append(steps)
-            if len(contents) > 1:
-                self.ends.append(0)
-                continue
-            reads, ends = self._closure(next(iter(contents)))
+        for contents in islice(self.contents, len(self.steps), None):  # grows
+            reads, ends = self._closure(contents[0]) if len(contents) == 1 else ([], 0)
             self.ends.append(ends)
+            steps: list[tuple[int, Action]] = []
             for some, reached in self._parted(reads):
                 steps.append((some, self._step(*self._cut(reached))))
+            self.steps.append(steps)
 
     def _step(self, below: tuple[Kernel, ...], kernel: Kernel) -> Action:
         """What a byte does that leads to `kernel` above a symbol of these contents, if any."""
+        if not self._graph.marks:
+            to = self.number((kernel,))
+            return Go(to, (self.number(below),)) if below else to
         changes = self._change(below), self._change((kernel,))
         counts = COUNT in changes
         if counts and KEEP in changes:
             raise Clash(self.loops((*below, kernel)))
         sets = tuple(max(change, 0) for change in (changes if below else changes[1:]))
 
-        def go(last: bool) -> Go:
-            push: tuple[int, ...] = ()
-            if below:
-                push = (self.number(*(self._decided(one, last) for one in below)),)
-            to = self.number(self._decided(kernel, last))
-            return Go(to, push, sets if any(sets) else ())
+        def go(last: bool) -> int | Go:
+            to = self.number((self._decided(kernel, last),))
+            if not below:
+                return Go(to, (), sets) if any(sets) else to
+            symbol = self.number(tuple([self._decided(one, last) for one in below]))
+            return Go(to, (symbol,), sets if any(sets) else ())
 
         return Count(go(False), go(True)) if counts else go(False)
 
-    def _change(self, contents: Iterable[Kernel]) -> int:
+    def _change(self, contents: tuple[Kernel, ...]) -> int:
         """What becomes of a number: KEEP, COUNT, what it is set to, or 0 where there is none."""
         if not self._graph.marks:
             return 0
@@ -145,7 +145,7 @@ class Subsets:
                 raise Clash(self.loops(contents))
         return found.pop() if found else 0
 
-    def loops(self, contents: Iterable[Kernel]) -> set[Repeat]:
+    def loops(self, contents: tuple[Kernel, ...]) -> set[Repeat]:
         """The repetitions whose numbers are in some contents."""
         found: set[Repeat] = set()
         seen: set[Tail] = set()
@@ -168,7 +168,7 @@ class Subsets:
             if mark == KEEP:
                 return position
             if mark == COUNT and last:
-                return self._canonical(loops[position].last)
+                return self._graph.canonical(loops[position].last)
             return loops[position].more
 
         def decided(tail: Tail) -> Tail:
@@ -179,13 +179,17 @@ class Subsets:
                 known[tail] = self.tail(inside, tail.pushable)
             return known[tail]
 
-        if not marks:
-            return kernel
         return frozenset((behind(position), decided(tail)) for position, tail in kernel)
 
-    def _closure(self, kernel: Iterable[Item]) -> tuple[list[Item], int]:
+    def _closure(self, kernel: Kernel) -> tuple[list[Item], int]:
         """What a state may do next: positions that read, and the ports that it has completed."""
         heads = self._graph.heads
+        if len(kernel) == 1:
+            ((position, tail),) = kernel
+            head = heads(position)
+            if not head.calls and not head.ends:
+                self._work += 1
+                return [(other, tail) for other in head.positions], 0
         reads: dict[Item, None] = {}
         calls: Calls = {}
         ends = 0
@@ -217,7 +221,7 @@ class Subsets:
         elif self._graph.heads(behind).only_ends:
             bare[tail] = None  # nothing left to do there: no frame
         else:
-            framed[self._canonical(behind), tail] = None
+            framed[self._graph.canonical(behind), tail] = None
 
     def _enter(self, calls: Calls, reads: dict[Item, None]) -> None:
         """Enters called rules, callers before callees, each once."""
@@ -253,7 +257,7 @@ class Subsets:
     def _parted(self, reads: list[Item]) -> list[tuple[int, Kernel]]:
         """Where bytes lead: disjoint sets of bytes, each with all that it leads to."""
         edges = self._graph.edges
-        canonical = self._canonical
+        canonical = self._graph.canonical
         if len(reads) == 1 and len(edges[reads[0][0]]) == 1:
             (some, behind), tail = edges[reads[0][0]][0], reads[0][1]
             return [(some, frozenset([(canonical(behind), tail)]))]
@@ -292,17 +296,28 @@ class Subsets:
     def _cut(self, reached: Kernel) -> tuple[tuple[Kernel, ...], Kernel]:
         """Parts calls that lie below all that was reached: (the symbol to push if any, the state),
         both as what they are."""
-        tails = {tail for _, tail in reached}
-        if any(tail.port >= 0 for tail in tails):
-            return (), reached
-        alone = len(tails) == 1 and next(iter(tails)).pushable
-        cut = list(tails) if alone else self._lowest(tails)
-        if not cut:
-            return (), reached
-        ports = dict(zip(cut, self.ports, strict=False))
-        return tuple(tail.items for tail in cut), self.moved(reached, ports)
+        tails: Tail | frozenset[Tail]
+        if len(reached) == 1:
+            ((_, tails),) = reached
+        else:
+            tails = frozenset([tail for _, tail in reached])
+        known = self._cuts.get(tails)
+        if known is None:
+            cut = self._parting(frozenset([tails]) if isinstance(tails, Tail) else tails)
+            contents = tuple(tail.items for tail in cut)
+            known = self._cuts[tails] = contents, dict(zip(cut, self.ports, strict=False))
+        below, places = known
+        return below, self._moved(reached, places) if below else reached
 
-    def _lowest(self, tails: set[Tail]) -> list[Tail]:
+    def _parting(self, tails: frozenset[Tail]) -> list[Tail]:
+        """The tails at whose place the stack is parted, none where it cannot be."""
+        if any(tail.port >= 0 for tail in tails):
+            return []
+        if len(tails) == 1 and all(tail.pushable for tail in tails):
+            return list(tails)
+        return self._lowest(tails)
+
+    def _lowest(self, tails: frozenset[Tail]) -> list[Tail]:
         """Tails that may be pushed and that everything lies above: one, or else several."""
         found = set(tails)
         while all(tail.port < 0 for tail in found):
@@ -325,28 +340,21 @@ class Subsets:
 
     def moved(self, items: Kernel, places: Mapping[Tail, Tail]) -> Kernel:
         """Items with other tails in the place of some."""
-        known = dict(places)
+        return self._moved(items, dict(places))
 
-        def moved(tail: Tail) -> Tail:
-            if tail.port >= 0:
-                return known.get(tail, tail)
-            if tail not in known:
-                inside = frozenset((position, moved(below)) for position, below in tail.items)
-                known[tail] = self.tail(inside, tail.pushable)
-            return known[tail]
-
-        return frozenset((position, moved(tail)) for position, tail in items)
-
-    def _canonical(self, position: int) -> int:
-        """The one position for all that go on alike."""
-        known = self._canon.get(position)
-        if known is None and position in self._graph.marks:
-            known = position
-        if known is None:
-            head = self._graph.heads(position)
-            key = (frozenset(head.positions), frozenset(head.calls), head.ends)
-            known = self._canon[position] = self._same.setdefault(key, position)
-        return known
+    def _moved(self, items: Kernel, known: dict[Tail, Tail]) -> Kernel:
+        """Likewise; what other tails become is added to `known`."""
+        found: list[Item] = []
+        for position, tail in items:
+            other = known.get(tail)
+            if other is None:
+                if tail.port < 0:
+                    other = self.tail(self._moved(tail.items, known), tail.pushable)
+                else:
+                    other = tail
+                known[tail] = other
+            found.append((position, other))
+        return frozenset(found)
 
 
 def _depth(tail: Tail) -> int:

@@ -2,7 +2,8 @@
 
 A state and a byte lead to one action. The actions:
 
-    Go(to, push)       go to a state; before that push symbols (states to come back to), deepest first
+    a number           go to that state
+    Go(to, push)       push symbols (states to come back to), deepest first, then go to a state
     Count(more, last)  take one from the number that is counted down; which action is next says
                        whether any is left
     Load(then)         what was popped brings its number along; then another action
@@ -14,8 +15,8 @@ A number stands beside a state and each symbol of the stack, where they are in a
 (`counts`), and goes along from a state to what follows it there. Both are one integer: state |
 number << SHIFT.
 
-A regular grammar has only Go without pushes, and so is a finite automaton. In `act` a state stands
-for Go that neither pushes nor sets a number, REFUSED for a byte that may not come, and -2 - i for action i.
+A regular grammar has only states to go to, and so is a finite automaton. In `act` a state stands for
+itself, REFUSED for a byte that may not come, and -2 - i for action i of the others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from diskmoe.grammar_draft.loops import COUNTED, REFUSED, find_loops, tails
+from diskmoe.grammar_draft.loops import COUNTED, REFUSED, find_loops, find_only, tails
 
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
@@ -74,7 +75,7 @@ class Load:
     then: Action
 
 
-Action: TypeAlias = Go | Return | Switch | Accept | Count | Load
+Action: TypeAlias = int | Go | Return | Switch | Accept | Count | Load
 Row: TypeAlias = list[tuple[int, Action]]  # (set of bytes, what they lead to), sets disjoint
 
 
@@ -149,7 +150,9 @@ def completed(
     chains = (loops, room, whole, leaves, ascii_only)
     find_loops(act, ahead, sets, classes, tails(classes), *chains)
     arrays = (classes, act, kind, number, at, listed, found, live)
-    return Table(*arrays, *chains, only_bytes(act, classes), start)
+    only = np.empty(len(act), np.int32)
+    find_only(act, classes, only)
+    return Table(*arrays, *chains, only, start)
 
 
 def _ahead(act: I32, kind: U8, number: I32, at: I32, found: I32) -> tuple[I32, I32]:
@@ -165,14 +168,3 @@ def _ahead(act: I32, kind: U8, number: I32, at: I32, found: I32) -> tuple[I32, I
     i = np.where(act < REFUSED, -2 - act, len(to) - 1)
     ahead = np.where(act < REFUSED, to[i], act)
     return ahead.astype(np.int32), np.where(act < REFUSED, sets[i], 0).astype(np.int32)
-
-
-def only_bytes(act: I32, classes: U8) -> I32:
-    """Per state the byte that must come next; see `Table`."""
-    fits = act != REFUSED
-    sizes = np.bincount(classes, minlength=act.shape[1])
-    one = (fits.sum(1) == 1) & (act.max(1) >= 0)
-    column = fits.argmax(1)
-    alone = {int(c): b for b, c in enumerate(classes.tolist()) if sizes[c] == 1}
-    byte = np.array([alone.get(c, -1) for c in range(act.shape[1])], np.int32)[column]
-    return np.where(one, byte, -1).astype(np.int32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diskmoe.grammar_draft.loops import FOREVER
+from diskmoe.grammar_draft.loops import FOREVER, REFUSED
 from diskmoe.grammar_draft.masks import Masks
 from diskmoe.grammar_draft.table import (
     ACCEPT,
@@ -16,7 +16,6 @@ from diskmoe.grammar_draft.table import (
     GO,
     LOAD,
     POPPED,
-    REFUSED,
     RETURN,
     SHIFT,
     STATE,

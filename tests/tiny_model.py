@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tiny_configs import tiny_config
 
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.config import ModelConfig, read_config
@@ -25,193 +26,11 @@ from diskmoe.engine.model.tensors import tensor_plan, verify_container
 from diskmoe.engine.model.weights import load_dense
 from diskmoe.experts.checkpoint import Checkpoint
 from diskmoe.experts.container import Container, is_container
-from diskmoe.experts.formats import dequantise, quantise
 from diskmoe.experts.records import CheckpointRecords, ContainerRecords, LayerRecords
 from diskmoe.experts.store import ExpertStore
 
 Tensors = dict[str, npt.NDArray[np.float32]]
 Stored = dict[str, npt.NDArray[Any]]  # f32, or the bytes of codes
-
-_COMMON: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
-    "num_experts_per_tok": 3,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-# layers 0 and 2 have a delta rule, layer 1 has attention
-_HYBRID: dict[str, Any] = {
-    # what a random state answers may be near 0, which a norm without this would make rounding of
-    "rms_norm_eps": 1e-2,
-    "head_dim": 32,
-    "num_experts": 8,
-    "moe_intermediate_size": 48,
-    "shared_expert_intermediate_size": 40,
-    "full_attention_interval": 2,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-    "rope_theta": 1e4,
-    "partial_rotary_factor": 0.25,
-}
-_LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 40,
-    "kv_lora_rank": 48,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 48,
-    "intermediate_size": 96,
-    "first_k_dense_replace": 1,
-}
-_FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3_next": {**_HYBRID, "norm_topk_prob": True, "intermediate_size": 96},
-    "qwen3_5_moe": _HYBRID,
-    "qwen3_5_moe_text": _HYBRID,
-    "qwen3_moe": {
-        "head_dim": 32,
-        "num_experts": 8,
-        "moe_intermediate_size": 48,
-        "intermediate_size": 96,
-        "norm_topk_prob": True,
-        "rope_theta": 1e6,
-    },
-    "qwen3": {"head_dim": 32, "intermediate_size": 96, "num_experts_per_tok": None},
-    "qwen2": {"intermediate_size": 96, "num_experts_per_tok": None, "attention_bias": None},
-    "llama": {"intermediate_size": 96, "num_experts_per_tok": None},
-    "olmoe": {"num_experts": 8, "intermediate_size": 48, "norm_topk_prob": False},
-    "glm4_moe": {
-        "head_dim": 32,
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 48,
-        "intermediate_size": 96,
-        "attention_bias": True,
-        "use_qk_norm": True,
-        "partial_rotary_factor": 0.5,
-        "first_k_dense_replace": 1,
-        "n_group": 1,
-        "topk_group": 1,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 1.5,
-        "num_nextn_predict_layers": 0,
-    },
-    "gpt_oss": {
-        "head_dim": 32,
-        "num_local_experts": 8,
-        "intermediate_size": 48,
-        "attention_bias": True,
-        "sliding_window": 4,
-        "rope_theta": 150000.0,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "original_max_position_embeddings": 64,
-            "truncate": False,
-        },
-        "swiglu_limit": 0.5,
-    },
-    "mixtral": {"num_local_experts": 8, "intermediate_size": 48, "rope_theta": 1e6},
-    "qwen2_moe": {
-        "num_experts": 8,
-        "moe_intermediate_size": 48,
-        "intermediate_size": 96,
-        "shared_expert_intermediate_size": 40,
-        "norm_topk_prob": False,
-        "rope_theta": 1e6,
-        "attention_bias": None,
-    },
-    "granitemoe": {
-        "num_local_experts": 8,
-        "intermediate_size": 48,
-        "embedding_multiplier": 12.0,
-        "residual_multiplier": 0.22,
-        "attention_multiplier": 0.1,
-        "logits_scaling": 6.0,
-    },
-    "minimax_m2": {
-        "head_dim": 32,
-        "rotary_dim": 16,
-        "num_local_experts": 8,
-        "intermediate_size": 48,
-        "rope_theta": 1e5,
-    },
-    "deepseek_v2": {
-        **_LATENT,
-        "q_lora_rank": None,
-        "n_shared_experts": 2,
-        "topk_method": "greedy",
-        "norm_topk_prob": False,
-        "routed_scaling_factor": 1.0,
-    },
-    "deepseek_v3": {
-        **_LATENT,
-        "num_nextn_predict_layers": 0,
-        "rope_interleave": True,
-        "n_group": 4,
-        "topk_group": 2,
-        "routed_scaling_factor": 2.5,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 40.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 0.707,
-            "original_max_position_embeddings": 64,
-        },
-    },
-    "glm4_moe_lite": {
-        **_LATENT,
-        "v_head_dim": 48,
-        "num_nextn_predict_layers": 0,
-        "n_group": 1,
-        "topk_group": 1,
-        "rms_norm_eps": 1e-5,
-        "routed_scaling_factor": 1.8,
-        "rope_theta": 1e6,
-    },
-}
-_FAMILIES["glm_moe_dsa"] = {
-    **_FAMILIES["glm4_moe_lite"],
-    "indexer_types": ["full", "shared", "full"],
-    "index_n_heads": 8,  # so many that hardly any score is 0, where all keys would be equal
-    "index_head_dim": 24,
-    "index_topk": 8,
-}
-_FAMILIES["deepseek_v32"] = {
-    **{k: v for k, v in _FAMILIES["deepseek_v3"].items() if k != "rope_interleave"},
-    "index_n_heads": 8,
-    "index_head_dim": 24,
-    "index_topk": 8,
-}
-_FAMILIES["granitemoeshared"] = {**_FAMILIES["granitemoe"], "shared_intermediate_size": 80}
-_FAMILIES["kimi_k2"] = {**_FAMILIES["deepseek_v3"], "n_group": 1, "topk_group": 1}
-_FAMILIES["kimi_k25"] = _FAMILIES["kimi_k2"]
-
-
-def tiny_config(family: str, **changes: Any) -> dict[str, Any]:
-    """A config.json of a tiny model; a change to ``None`` takes a key away."""
-    merged = {"model_type": family, **_COMMON, **_FAMILIES[family], **changes}
-    config = {k: v for k, v in merged.items() if v is not None or k not in changes}
-    if family == "qwen3_5_moe":
-        return {"model_type": family, "text_config": config | {"model_type": f"{family}_text"}}
-    return config
 
 
 def random_tensors(config: dict[str, Any], seed: int, mtp: bool = False) -> Tensors:
@@ -242,115 +61,6 @@ def random_tensors(config: dict[str, Any], seed: int, mtp: bool = False) -> Tens
         if name not in tensors:
             tensors[name] = draw(shape, 0.08)
     return tensors
-
-
-def with_codes(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Stored, Tensors]:
-    """A model of fused experts with them as MXFP4: (config, what is stored, what it stands for)."""
-    stored: Stored = dict(tensors)
-    exact = dict(tensors)
-    for layer in tensor_plan(read_config(config, "tiny")).experts:
-        for name in (layer.gate, layer.down):
-            outputs = np.ascontiguousarray(stored.pop(name).transpose(0, 2, 1))
-            experts, rows, cols = outputs.shape
-            numbers = quantise(outputs.reshape(-1, cols), "mxfp4")
-            codes = numbers.values.reshape(experts, rows, cols // 32, 32)
-            stored[name + "_blocks"] = codes[..., 0::2] | codes[..., 1::2] << 4
-            stored[name + "_scales"] = numbers.scales.reshape(experts, rows, -1)
-            wide = dequantise(*numbers).reshape(outputs.shape)
-            exact[name] = np.ascontiguousarray(wide.transpose(0, 2, 1))
-    return config | {"quantization_config": {"quant_method": "mxfp4"}}, stored, exact
-
-
-def with_fp8(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Stored, Tensors]:
-    """A model with its layers' matrices in FP8 by blocks: (config, what is stored, what it means)."""
-    stored: Stored = dict(tensors)
-    exact = dict(tensors)
-    for name, weights in tensors.items():
-        if weights.ndim != 2 or ".layers." not in name or name.endswith("gate.weight"):
-            continue
-        rows, cols = (-(-n // 128) for n in weights.shape)
-        blocks = np.zeros((rows * 128, cols * 128), np.float32)
-        blocks[: weights.shape[0], : weights.shape[1]] = weights
-        largest = np.abs(blocks).reshape(rows, 128, cols, 128).max(axis=(1, 3))
-        scales = (largest / 448).astype(np.float32)
-        wide = np.repeat(np.repeat(scales, 128, 0), 128, 1)[: weights.shape[0], : weights.shape[1]]
-        codes = _nearest_e4m3(weights / wide)
-        stored[name], stored[name + "_scale_inv"] = codes, scales
-        exact[name] = _E4M3[codes] * wide
-    method = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}
-    method |= {"activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head", "gate"]}
-    return config | {"quantization_config": method}, stored, exact
-
-
-def with_fp8_factors(
-    config: dict[str, Any], tensors: Tensors, strategy: str
-) -> tuple[dict[str, Any], Stored, Tensors]:
-    """The same as compressed-tensors has it: a bf16 factor a row ("channel"), or for all of a matrix
-    ("tensor")."""
-    stored: Stored = dict(tensors)
-    exact = dict(tensors)
-    for name, weights in tensors.items():
-        if weights.ndim != 2 or ".layers." not in name or name.endswith("gate.weight"):
-            continue
-        largest = np.abs(weights).max(axis=1 if strategy == "channel" else (0, 1), keepdims=True)
-        scales = _rounded(largest / 400, "bf16")
-        stored[name] = _nearest_e4m3(weights / scales)
-        stored[name + "_scale"] = scales if strategy == "channel" else scales.reshape(1)
-        exact[name] = _E4M3[stored[name]] * scales
-    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
-    group = {"weights": weights, "targets": ["Linear"]}
-    method = {"quant_method": "compressed-tensors", "format": "float-quantized"}
-    method |= {"config_groups": {"group_0": group}, "ignore": ["lm_head", "re:.*mlp.gate$"]}
-    return config | {"quantization_config": method}, stored, exact
-
-
-def _nearest_e4m3(numbers: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
-    between = (_E4M3[1:127] + _E4M3[:126]) / 2
-    codes = np.searchsorted(between, np.abs(numbers)).astype(np.uint8)
-    return codes | np.where(numbers < 0, np.uint8(128), np.uint8(0))
-
-
-def with_int4(
-    config: dict[str, Any], tensors: Tensors, group: int = 32, scale_bits: int = 8
-) -> tuple[dict[str, Any], Stored, Tensors]:
-    """A model with its experts in packed int4: (config, what is stored, what it stands for).
-
-    With scales of five bits what it stands for are bf16 numbers, as which others hold them.
-    """
-    stored: Stored = dict(tensors)
-    exact = dict(tensors)
-    for name, weights in tensors.items():
-        if ".experts." not in name:
-            continue
-        groups = weights.reshape(len(weights), -1, group)
-        fractions, exponents = np.frexp(np.abs(groups).max(axis=2) / 7.5)
-        fractions = np.rint(fractions * 2**scale_bits) / 2**scale_bits
-        scales = np.ldexp(fractions, exponents).astype(np.float32)
-        codes = np.clip(np.rint(groups / scales[:, :, None]), -8, 7)
-        exact[name] = (codes * scales[:, :, None]).astype(np.float32).reshape(weights.shape)
-        nibbles = (codes + 8).astype(np.uint8).reshape(len(weights), -1)
-        pairs = np.ascontiguousarray(nibbles[:, 0::2] | nibbles[:, 1::2] << 4)
-        del stored[name]
-        stored[name + "_packed"], stored[name + "_scale"] = pairs.view(np.int32), scales
-        stored[name + "_shape"] = np.array(weights.shape, np.int32)
-    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
-    of_all = {"weights": {**weights, "group_size": group}, "targets": ["Linear"]}
-    method = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
-    plain = ["lm_head", "re:.*self_attn.*", "re:.*gate$", "re:.*shared.*"]
-    plain += [f"re:.*layers.{layer}.mlp.[^e].*" for layer in range(config["num_hidden_layers"])]
-    method |= {"config_groups": {"group_0": of_all}, "ignore": plain}
-    return config | {"quantization_config": method}, stored, exact
-
-
-def _e4m3() -> npt.NDArray[np.float32]:
-    """The number of each code, by the format's definition; those of NaN are never made."""
-    codes = np.arange(256)
-    exponent, fraction = (codes >> 3) & 15, codes & 7
-    size = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
-    return np.where(codes < 128, size, -size).astype(np.float32)
-
-
-_E4M3 = _e4m3()
 
 
 def write_checkpoint(
@@ -387,7 +97,7 @@ def write_checkpoint(
 
 def as_stored(tensors: Tensors, dtype: str) -> Tensors:
     """What a reader gets back, in f32, from a checkpoint written as ``dtype``."""
-    return {name: _rounded(tensor, dtype) for name, tensor in tensors.items()}
+    return {name: rounded(tensor, dtype) for name, tensor in tensors.items()}
 
 
 def _bf16_bits(tensor: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -401,7 +111,8 @@ def _as_bytes(tensor: npt.NDArray[np.float32], dtype: str) -> bytes:
     return tensor.astype({"f32": np.float32, "f16": np.float16}[dtype]).tobytes()
 
 
-def _rounded(tensor: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.float32]:
+def rounded(tensor: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.float32]:
+    """What is left of numbers that are stored as ``dtype``."""
     if dtype == "bf16":
         return (_bf16_bits(tensor).astype(np.uint32) << 16).view(np.float32)
     return tensor.astype({"f32": np.float32, "f16": np.float16}[dtype]).astype(np.float32)

@@ -36,17 +36,8 @@ from diskmoe.engine.kernels.attention_blocks import (
 )
 from diskmoe.engine.kernels.attention_windows import first_of, first_seen
 from diskmoe.engine.kernels.heads import KV_F32, CachePart
-from diskmoe.engine.kernels.matmul import check_floats
-from diskmoe.engine.kernels.program import Builder, Phase, Rows, address_of_array, f32_word, rows_of
-from diskmoe.engine.kernels.simd import (
-    address,
-    f32_at,
-    load_f32,
-    splat,
-    store_f32,
-    store_one,
-)
-from diskmoe.engine.kernels.workers import Workers
+from diskmoe.engine.kernels.program import Builder, Phase, Rows, f32_word
+from diskmoe.engine.kernels.simd import address, f32_at, load_f32, splat, store_f32, store_one
 
 Floats = npt.NDArray[np.float32]
 
@@ -62,54 +53,6 @@ class AttendShape:
     dims: int  # of queries and keys
     v_dims: int
     window: int = 0  # keys that a row sees; 0: all
-
-
-def attend(
-    q: Floats,  # (n, heads, head_dim)
-    k: Floats,  # (ctx, kv_heads, head_dim), ctx >= start + n
-    v: Floats,  # (ctx, kv_heads, v_dim)
-    start: int,
-    scale: float,
-    out: Floats,  # (n, heads, v_dim)
-    workers: Workers,
-    window: int = 0,
-    sinks: Floats | None = None,  # (heads,)
-) -> Floats:
-    """Row i sees keys 0..start+i (its own key is already in k and v); returns `out`.
-
-    With a window, only that many of the last of these. Query head h uses kv head
-    h // (heads / kv_heads). All arrays C-contiguous (a leading slice of a cache is).
-    """
-    n, heads, head_dim = q.shape
-    ctx, kv_heads, v_dim = v.shape
-    check_floats("q", q, (n, heads, head_dim))
-    check_floats("k", k, (ctx, kv_heads, head_dim))
-    check_floats("v", v, (ctx, kv_heads, v_dim))
-    check_floats("out", out, (n, heads, v_dim))
-    if sinks is not None:
-        check_floats("sinks", sinks, (heads,))
-    if heads % kv_heads:
-        raise ValueError(f"{heads} query heads do not share {kv_heads} key heads evenly")
-    if start < 0 or start + n > ctx:
-        raise ValueError(f"rows at positions {start}..{start + n - 1} with {ctx} keys")
-    begin = np.array([start], np.int64)
-    builder = Builder()
-    add_attend(
-        builder,
-        n,
-        AttendShape(heads, kv_heads, head_dim, v_dim, window),
-        rows_of(q),
-        KV_F32,
-        CachePart(address_of_array(k), k.strides[0], k.strides[1]),
-        CachePart(address_of_array(v), v.strides[0], v.strides[1]),
-        address_of_array(begin),
-        scale,
-        rows_of(out),
-        workers.n_threads,
-        0 if sinks is None else address_of_array(sinks),
-    )
-    workers.run(builder.program())
-    return out
 
 
 def add_attend(

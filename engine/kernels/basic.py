@@ -1,10 +1,9 @@
-"""Norms, activations, rotary embedding and sums: what happens between the matrices.
+"""RMS norms, and the tables of rotary embedding.
 
 The rule of this file: elementwise operations round once each; a sum over a row goes into 16 lanes
 (column c into lane c % 16, by fma) that are added as the tree of halves in `simd.lane_sum`.
 
     rms_norm(x, weight, 1e-6, out)
-    silu_mul(gate, up, gate)
 """
 
 import numpy as np
@@ -20,8 +19,6 @@ from diskmoe.engine.kernels.simd import (
     lane_sum,
     load_f32,
     mul,
-    sigmoid,
-    silu,
     splat,
     store_f32,
     store_one,
@@ -43,35 +40,6 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> Floats:
     return out
 
 
-def silu_mul(gate: Floats, up: Floats, out: Floats) -> Floats:
-    """out = gate / (1 + exp(-gate)) * up, any equal shapes; returns `out` (may be gate or up)."""
-    _check(gate, up, out)
-    _silu_mul(_flat(gate), _flat(up), _flat(out))
-    return out
-
-
-def sigmoid_(x: Floats) -> Floats:
-    """x = 1 / (1 + exp(-x)) in place; returns x."""
-    _check(x)
-    _sigmoid(_flat(x))
-    return x
-
-
-def add(y: Floats, x: Floats) -> Floats:
-    """y += x in place, equal shapes; returns y."""
-    _check(y, x)
-    _add(_flat(y), _flat(x))
-    return y
-
-
-def add_bias(y: Floats, bias: Floats) -> Floats:
-    """y (n, d) += bias (d,) in place; returns y."""
-    _check(y)
-    _check_vector("bias", bias, y)
-    _add_bias(y.reshape(-1, y.shape[-1]), bias)
-    return y
-
-
 def rope_tables(
     inverse_frequencies: npt.NDArray[np.floating], n_positions: int, magnitude: float = 1.0
 ) -> tuple[Floats, Floats]:
@@ -91,22 +59,6 @@ def rope_tables(
         cos[begin:end] = magnitude * np.cos(angles)
         sin[begin:end] = magnitude * np.sin(angles)
     return cos, sin
-
-
-def rope(x: Floats, cos: Floats, sin: Floats, start: int, interleaved: bool = False) -> Floats:
-    """Rotate x (n, heads, head_dim) in place, row i at position start + i; returns x.
-
-    The first 2 * cos.shape[1] dims of each head are rotated, the rest stay (partial rotary).
-    Half-split pairs (d, d + dims/2), interleaved pairs (2d, 2d + 1).
-    """
-    _check(x)
-    n, _, head_dim = x.shape
-    if cos.shape != sin.shape or 2 * cos.shape[1] > head_dim:
-        raise ValueError(f"rotary tables {cos.shape}, {sin.shape} for heads of {head_dim}")
-    if start < 0 or start + n > len(cos):
-        raise ValueError(f"rows {start}..{start + n - 1} with rotary tables for {len(cos)}")
-    _rope(x, cos, sin, start, interleaved)
-    return x
 
 
 def _check(*arrays: Floats) -> None:
@@ -185,52 +137,3 @@ def add_norm(builder: Builder, n: int, x: Rows, weight: Floats, eps: float, out:
     """A phase: out = the RMS norm of n rows of len(weight) f32 each (`out` may be x)."""
     words = [x.address, x.step, address_of_array(weight), len(weight), f32_word(eps)]
     builder.add(NORM, [*words, out.address, out.step], n, 2 * len(weight))
-
-
-@kernel
-def _silu_mul(gate, up, out):  # pragma: no cover - compiled
-    whole = len(gate) // 16 * 16
-    for c in range(0, whole, 16):
-        activated = mul(silu(load_f32(address(gate) + c * 4)), load_f32(address(up) + c * 4))
-        store_f32(address(out) + c * 4, activated)
-    for c in range(whole, len(gate)):
-        out[c] = silu(gate[c]) * up[c]
-
-
-@kernel
-def _sigmoid(x):  # pragma: no cover - compiled
-    whole = len(x) // 16 * 16
-    for c in range(0, whole, 16):
-        store_f32(address(x) + c * 4, sigmoid(load_f32(address(x) + c * 4)))
-    for c in range(whole, len(x)):
-        x[c] = sigmoid(x[c])
-
-
-@kernel
-def _add(y, x):  # pragma: no cover - compiled
-    for c in range(len(y)):
-        y[c] += x[c]
-
-
-@kernel
-def _add_bias(y, bias):  # pragma: no cover - compiled
-    for row in range(y.shape[0]):
-        for c in range(y.shape[1]):
-            y[row, c] += bias[c]
-
-
-@kernel
-def _rope(x, cos, sin, start, interleaved):  # pragma: no cover - compiled
-    n, heads, _ = x.shape
-    pairs = cos.shape[1]
-    near = 2 if interleaved else 1
-    far = 1 if interleaved else pairs
-    for i in range(n):
-        for head in range(heads):
-            for d in range(pairs):
-                a = x[i, head, d * near]
-                b = x[i, head, d * near + far]
-                c = cos[start + i, d]
-                s = sin[start + i, d]
-                x[i, head, d * near] = a * c - b * s
-                x[i, head, d * near + far] = b * c + a * s

@@ -133,7 +133,6 @@ class ExpertBatch:
         self.block = min(block or BLOCK, n_selections)
         down_kind = KIND[shape.down.format]
         width = shape.gate.rows
-        self._layout = layout
         self._entries = np.zeros((self.block, 3), np.int64)
         self._first = np.zeros(1, np.int64)
         self.rows = np.zeros(n_selections, np.int32)

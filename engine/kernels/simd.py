@@ -365,13 +365,3 @@ def bits_double(typing_context, value):
         return builder.bitcast(args[0], F64)
 
     return types.float64(types.int64), generate
-
-
-@compiled
-def to_f32(typing_context, value):
-    """i32x16 -> f32x16, rounded to nearest even."""
-
-    def generate(context, builder, signature, args):
-        return builder.sitofp(args[0], _LLVM_TYPE["f32x16"])
-
-    return f32x16(i32x16), generate

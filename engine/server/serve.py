@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 
 from diskmoe.engine.api import Model
+from diskmoe.engine.commands import OF_REQUESTS
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.opening import opening, say_notes
 from diskmoe.engine.options import Options
@@ -24,12 +25,6 @@ Say = Callable[[str], None]
 
 DEFAULT_PARALLEL = 2
 GRACE_SECONDS = 2  # for streams to end in good order
-# settings of a run that a request says for itself, or that are of one run
-_OF_REQUESTS = (
-    "PROMPT", "PROMPT_IDS", "SYSTEM", "CHAT", "NGEN", "IGNORE_EOS", "STOP", "TEMP", "TOP_K", "TOP_P",
-    "MIN_P", "SEED", "GRAMMAR", "SCHEMA", "CONSTRAIN", "TRIGGER", "THINK_BUDGET",
-    "THINK_MESSAGE", "JSON",
-)  # fmt: skip
 
 
 class _Uvicorn(uvicorn.Server):
@@ -55,7 +50,7 @@ def serve(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
     say_notes(values, notes, say)
     unused = [
         name
-        for name in _OF_REQUESTS
+        for name in OF_REQUESTS
         if values[name].source not in ("default", "env TEMP", "env PROMPT")
     ]
     if unused:

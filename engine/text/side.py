@@ -35,6 +35,7 @@ _MODES = {"auto": "auto", "1": "chat", "0": "raw"}
 class Prompt:
     """A prompt as the model gets it.
 
+    ids: its tokens. how: what they were made by, in words.
     in_chat: the answer begins anew, so a SentencePiece tokenizer's leading space is no part of it;
     a raw prompt is continued, space and all.
     """
@@ -46,14 +47,19 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TextSide:
-    """What turns text into token ids and back for one model."""
+    """What turns text into token ids and back for one model.
+
+    tokenizer, template: None where the directory has none. stop_ids: tokens that end a text, with
+    what says so in stop_sources. turn_ends: further ones that end an answer in a chat. sampling_defaults:
+    of generation_config.json, as arguments of ``Sampling``. notes: what is odd about the files.
+    """
 
     path: Path
     tokenizer: TextTokenizer | None
     template: ChatTemplate | None
     stop_ids: frozenset[int]
     stop_sources: Mapping[int, str]
-    turn_ends: Mapping[int, str]  # beside those: tokens that end an answer in a chat, as written
+    turn_ends: Mapping[int, str]
     sampling_defaults: Mapping[str, Any]
     notes: tuple[str, ...]
 
@@ -84,7 +90,9 @@ class TextSide:
         """A prompt's token ids, with the chat template around it or without.
 
         Args:
+            prompt: the text.
             chat: ``"auto"``, ``"1"`` (chat template) or ``"0"`` (raw text).
+            system: the system message, where there is a template.
 
         Raises:
             BadRequest: no tokenizer, no template though one was asked for, an empty prompt.
@@ -101,8 +109,11 @@ class TextSide:
         return Prompt(tuple(ids), how, in_chat)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
-        """The token ids of a conversation that the model is to go on with; options: the template's
-        own, such as tools or enable_thinking.
+        """The token ids of a conversation that the model is to go on with.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}`` each.
+            options: the template's own, such as tools or enable_thinking.
 
         Raises:
             BadRequest: no tokenizer or no chat template; messages that the template refuses.
@@ -134,6 +145,7 @@ class TextSide:
         return self.stop_ids | frozenset(self.turn_ends if in_chat else ())
 
     def describe_stops(self) -> str:
+        """The tokens that end a text and what says so, in one line."""
         said = [f"{token} ({why})" for token, why in self.stop_sources.items()]
         said += [f"{token} ({text}, in a chat)" for token, text in self.turn_ends.items()]
         return "; ".join(said) or "no stop token is named by the model: the text ends at NGEN"

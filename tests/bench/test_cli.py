@@ -12,9 +12,11 @@ from diskmoe.bench import cli as bench_cli
 from diskmoe.bench.words import understood
 from diskmoe.engine import arguments
 from diskmoe.engine import cli as engine_cli
+from diskmoe.engine import help as engine_help
 from diskmoe.engine.arguments import COMMAND_GROUP, other_commands, run_settings
-from diskmoe.engine.cli import help_text, main
+from diskmoe.engine.cli import main
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.help import overview
 
 
 def test_the_command_is_found_through_its_entry_point() -> None:
@@ -22,13 +24,13 @@ def test_the_command_is_found_through_its_entry_point() -> None:
 
 
 def test_the_help_lists_it() -> None:
-    assert "diskmoe bench" in help_text()
+    assert "\n  bench " in overview()
 
 
 def point_at(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes ``diskmoe extra`` the command at `value`."""
     point = EntryPoint("extra", value, COMMAND_GROUP)
-    for module in (arguments, engine_cli):
+    for module in (arguments, engine_cli, engine_help):
         monkeypatch.setattr(module, "other_commands", lambda: {"extra": point})
 
 
@@ -58,7 +60,7 @@ def test_a_command_that_cannot_be_loaded_is_one_line_and_spares_the_help(
     assert said.startswith("error: the command extra (broken_extra:main) cannot be loaded (" + why)
     assert said.count("\n") == 1 and "Traceback" not in said
     assert main(["--help"]) == 0
-    assert "extra      the command extra (broken_extra:main)" in capsys.readouterr().out
+    assert "  extra      the command extra (broken_extra:main)" in capsys.readouterr().out
     sys.modules.pop("broken_extra", None)
 
 

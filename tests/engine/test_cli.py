@@ -4,8 +4,9 @@ import pytest
 
 from diskmoe.engine import run as run_module
 from diskmoe.engine.arguments import run_settings, split_words
-from diskmoe.engine.cli import help_text, main
+from diskmoe.engine.cli import main
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.help import overview
 from diskmoe.engine.settings import SETTINGS
 
 
@@ -85,7 +86,7 @@ def test_a_switch_of_a_command_can_be_switched_off_and_takes_no_other_word() -> 
 
 
 def test_help_names_every_setting() -> None:
-    text = help_text()
+    text = overview()
     for setting in SETTINGS:
         assert setting.flag in text and setting.name in text
 

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tiny_model import random_tensors, tiny_config, with_fp8, with_int4, write_checkpoint
+from tiny_codes import with_fp8, with_int4
+from tiny_model import random_tensors, tiny_config, write_checkpoint
 
 from diskmoe.engine.cli import main
 from diskmoe.engine.converting import progress_lines, shown_error, shown_seconds

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import random_tensors, tiny_config, with_fp8, write_checkpoint
+from tiny_codes import with_fp8
+from tiny_model import random_tensors, tiny_config, write_checkpoint
 
 from diskmoe.engine.cli import main
 from diskmoe.engine.converting import convert_model

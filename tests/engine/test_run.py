@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_model import random_tensors, tiny_config, with_codes, write_checkpoint
+from tiny_codes import with_codes
+from tiny_model import random_tensors, tiny_config, write_checkpoint
 
 from diskmoe.engine.cli import main
 from diskmoe.engine.memory import policy_for

@@ -4,7 +4,7 @@ import pytest
 
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.setting_sources import resolve
-from diskmoe.engine.settings import SETTINGS, settings_table
+from diskmoe.engine.settings import SETTINGS
 
 
 def test_flag_wins_over_prefixed_name_over_bare_name() -> None:
@@ -77,11 +77,6 @@ def test_names_that_belong_to_others_are_read_with_the_prefix_only() -> None:
 def test_unknown_prefixed_variable_gets_a_suggestion() -> None:
     with pytest.raises(BadRequest, match="DISKMOE_THREADS"):
         resolve({}, {"DISKMOE_THREDS": "2"})
-
-
-def test_every_setting_is_in_the_readme_exactly_as_the_table_says(repo_root) -> None:
-    readme = (repo_root / "README.md").read_text(encoding="utf-8")
-    assert settings_table() in readme
 
 
 def test_defaults_parse_as_themselves() -> None:

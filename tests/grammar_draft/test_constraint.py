@@ -1,6 +1,7 @@
 """Which tokens a grammar allows, and where they lead."""
 
 import pytest
+from feeding import allowed, fed
 
 from diskmoe.grammar_draft.constraint import Constraint, State
 from diskmoe.grammar_draft.gbnf import parse
@@ -25,16 +26,8 @@ def constraint_of(grammar: str) -> Constraint:
     return Constraint(parse(grammar), Vocabulary(TEXTS, SPECIAL, {END, OTHER_END}))
 
 
-def ids(constraint: Constraint, state: State) -> set[int]:
-    mask = constraint.mask(state)
-    return {t for t in range(len(TEXTS)) if int(mask[t >> 6]) >> (t & 63) & 1}
-
-
 def after(constraint: Constraint, *tokens: int) -> State:
-    state: State | None = constraint.start
-    for token in tokens:
-        assert state is not None
-        state = constraint.accept(state, token)
+    state = fed(constraint, *tokens)
     assert state is not None
     return state
 
@@ -59,9 +52,9 @@ def test_a_mask_says_of_every_token_what_accept_says(grammar: str):
     seen, queue = {constraint.start}, [constraint.start]
     while queue and len(seen) < 40:
         state = queue.pop()
-        allowed = ids(constraint, state)
-        assert allowed == {t for t in range(len(TEXTS)) if constraint.allows(state, t)}
-        for token in sorted(allowed)[:20]:
+        taken = allowed(constraint, state)
+        assert taken == {t for t in range(len(TEXTS)) if constraint.allows(state, t)}
+        for token in sorted(taken)[:20]:
             behind = constraint.accept(state, token)
             if behind not in seen:
                 seen.add(behind)
@@ -70,14 +63,14 @@ def test_a_mask_says_of_every_token_what_accept_says(grammar: str):
 
 def test_special_tokens_are_never_matched_by_how_they_are_written():
     constraint = constraint_of('root ::= "<x>"')
-    assert ids(constraint, constraint.start) == {byte("<"), TEXTS.index(b"<x>")}
+    assert allowed(constraint, constraint.start) == {byte("<"), TEXTS.index(b"<x>")}
 
 
 def test_all_ids_that_end_a_text_are_allowed_exactly_where_the_parse_may_end():
     constraint = constraint_of('root ::= "a" "b"?')
-    assert not ids(constraint, constraint.start) & {END, OTHER_END}
-    assert ids(constraint, after(constraint, byte("a"))) == {byte("b"), END, OTHER_END}
-    assert ids(constraint, after(constraint, TEXTS.index(b"ab"))) == {END, OTHER_END}
+    assert not allowed(constraint, constraint.start) & {END, OTHER_END}
+    assert allowed(constraint, after(constraint, byte("a"))) == {byte("b"), END, OTHER_END}
+    assert allowed(constraint, after(constraint, TEXTS.index(b"ab"))) == {END, OTHER_END}
 
 
 def test_nothing_follows_a_token_that_ended_the_text():
@@ -90,15 +83,15 @@ def test_nothing_follows_a_token_that_ended_the_text():
 def test_a_text_may_not_end_in_the_middle_of_a_character():
     constraint = constraint_of('root ::= "é"*')
     state = after(constraint, TEXTS.index(b"\xc3"))
-    assert ids(constraint, state) == {TEXTS.index(b"\xa9")}
+    assert allowed(constraint, state) == {TEXTS.index(b"\xa9")}
     assert not constraint.may_end(state)
 
 
 def test_tokens_that_a_grammar_names_work_and_empty_ones_never_do():
     constraint = constraint_of("root ::= (!<[1]>)* <[1]>")
     # of the tokens that end a text neither is "any other token"
-    assert ids(constraint, constraint.start) == set(range(len(TEXTS))) - {0, END, OTHER_END}
-    assert ids(constraint, after(constraint, byte("a"), X)) == {END, OTHER_END}
+    assert allowed(constraint, constraint.start) == set(range(len(TEXTS))) - {0, END, OTHER_END}
+    assert allowed(constraint, after(constraint, byte("a"), X)) == {END, OTHER_END}
 
 
 def test_nothing_may_follow_a_document_that_is_complete():

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
+from feeding import allowed, fed
 from parting import splits
 
 from diskmoe.grammar_draft.constraint import Constraint, State
@@ -30,20 +31,6 @@ def lazy(grammar: str, *triggers: str, texts: Sequence[bytes | None] = TEXTS) ->
 
 def token(text: bytes) -> int:
     return TEXTS.index(text)
-
-
-def fed(rules: Free, *tokens: int) -> State | None:
-    state: State | None = rules.start
-    for each in tokens:
-        if state is None:
-            return None
-        state = rules.accept(state, each)
-    return state
-
-
-def allowed(rules: Free, state: State) -> set[int]:
-    mask = rules.mask(state)
-    return {t for t in range(len(TEXTS)) if int(mask[t >> 6]) >> (t & 63) & 1}
 
 
 def test_a_finder_finds_what_a_search_in_the_whole_text_finds():

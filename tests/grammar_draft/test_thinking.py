@@ -1,6 +1,7 @@
 """Thinking blocks: what constrains a text leaves them alone, and a budget ends them."""
 
 import pytest
+from feeding import allowed, fed
 from parting import splits
 
 from diskmoe.grammar_draft.constraint import Constraint, State
@@ -49,20 +50,6 @@ def thinking(
         inner = Constraint(parse(grammar), vocabulary)
         inner = Lazy(inner, triggers) if triggers else inner
     return Thinking(inner, TAGS, budget, list(message), inside)
-
-
-def fed(rules: Thinking, *tokens: int) -> State | None:
-    state: State | None = rules.start
-    for each in tokens:
-        if state is None:
-            return None
-        state = rules.accept(state, each)
-    return state
-
-
-def allowed(rules: Thinking, state: State) -> set[int]:
-    mask = rules.mask(state)
-    return {t for t in range(len(rules.vocabulary)) if int(mask[t >> 6]) >> (t & 63) & 1}
 
 
 def forced(rules: Thinking, state: State | None) -> list[int]:

@@ -11,18 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import (
-    Stored,
-    Tensors,
-    random_tensors,
-    running,
-    tiny_config,
-    with_codes,
-    with_fp8,
-    with_fp8_factors,
-    with_int4,
-    write_checkpoint,
-)
+from tiny_codes import with_codes, with_fp8, with_fp8_factors, with_int4
+from tiny_configs import KIMI
+from tiny_model import Stored, Tensors, random_tensors, running, tiny_config, write_checkpoint
 from tiny_runs import converted, greedy, recorded_routing, repeat_routing
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore:.*MXFP4")]
@@ -38,20 +29,6 @@ BLOCKS = {"hidden_size": 256, "num_hidden_layers": 2}
 INNER = {"moe_intermediate_size": 128, "intermediate_size": 128}
 LATENT = {**INNER, "qk_nope_head_dim": 16}
 INT4 = {"moe_intermediate_size": 64, "num_hidden_layers": 2}
-KIMI = {
-    "n_group": 1,
-    "topk_group": 1,
-    "routed_scaling_factor": 2.827,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 32.0,
-        "beta_fast": 1.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 64,
-    },
-}
 int4: Coder = partial(with_int4, scale_bits=5)  # exact in bf16, as transformers holds them
 by_row: Coder = partial(with_fp8_factors, strategy="channel")
 by_tensor: Coder = partial(with_fp8_factors, strategy="tensor")

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hub_layout import to_hub_layout
+from tiny_configs import KIMI
 from tiny_model import random_tensors, running, tiny_config, write_checkpoint
 from tiny_runs import converted, dequantised, greedy, recorded_routing, repeat_routing
 
@@ -142,24 +143,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 2,
         },
     ),
-    "kimi": (
-        "deepseek_v3",
-        {
-            "n_group": 1,
-            "topk_group": 1,
-            "routed_scaling_factor": 2.827,
-            "rope_theta": 50000.0,
-            "rope_scaling": {
-                "type": "yarn",
-                "factor": 32.0,
-                "beta_fast": 1.0,
-                "beta_slow": 1.0,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "original_max_position_embeddings": 64,
-            },
-        },
-    ),
+    "kimi": ("deepseek_v3", KIMI | {"rope_theta": 50000.0}),
     "glm4-lite": ("glm4_moe_lite", {}),
     "qwen3-next": ("qwen3_next", {"full_attention_interval": 3}),
     "qwen3-next-bias-dense-layer-no-renorm": (

@@ -1,13 +1,13 @@
 """Templates, tokenizers and filters against transformers, live."""
 
-import importlib.util
 import random
 from datetime import datetime
-from pathlib import Path
 
 import chat_talks
+import chat_templates
 import numpy as np
 import pytest
+import toy_tokenizers
 from jinja2 import TemplateError
 
 from diskmoe.engine.errors import BadRequest
@@ -20,20 +20,6 @@ torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 
-
-def _from_text_tests(name: str):
-    """A module of tests/engine/text: its toys and templates serve here too."""
-    path = Path(__file__).parents[1] / "engine" / "text" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"text_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-toys = _from_text_tests("conftest")
-templates = _from_text_tests("test_template")
-
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}{{ m.role|upper }}: {{ m.content|trim }}\n"
     "{% generation %}{{ eos_token }}{% endgeneration %}{% endfor %}"
@@ -44,7 +30,7 @@ PLAIN = (
 @pytest.fixture
 def directory(tmp_path):
     """A byte-level toy with named tokens."""
-    backend = toys.byte_level_tokenizer()
+    backend = toy_tokenizers.byte_level_tokenizer()
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<|im_start|>", eos_token="<|im_end|>"
     )
@@ -53,7 +39,9 @@ def directory(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", [templates.CHATML, templates.GLM, templates.QWEN, PLAIN], ids=["ml", "glm", "qwen", "-"]
+    "text",
+    [chat_templates.CHATML, chat_templates.GLM, chat_templates.QWEN, PLAIN],
+    ids=["ml", "glm", "qwen", "-"],
 )
 @pytest.mark.parametrize("options", [{}, {"enable_thinking": False}, {"tools": [{"name": "é<"}]}])
 @pytest.mark.parametrize("begun", [True, False])
@@ -63,7 +51,7 @@ def test_a_template_renders_as_in_transformers(directory, text, options, begun):
     ours = ChatTemplate.load(directory, clock=datetime.now)
     assert ours is not None
 
-    for messages in (templates.QUESTION, templates.TALK):
+    for messages in (chat_templates.QUESTION, chat_templates.TALK):
         rendered = ours.render(messages, add_generation_prompt=begun, **options)
         assert rendered == theirs.apply_chat_template(
             messages, add_generation_prompt=begun, tokenize=False, **options
@@ -79,7 +67,7 @@ def test_templates_of_the_families_render_as_in_transformers(tmp_path, name):
     text = (chat_talks.GOLDEN / f"{name}.jinja").read_text(encoding="utf-8")
     (tmp_path / "chat_template.jinja").write_text(text, encoding="utf-8", newline="")
     saved = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=toys.byte_level_tokenizer(), **chat_talks.TOKENS
+        tokenizer_object=toy_tokenizers.byte_level_tokenizer(), **chat_talks.TOKENS
     )
     saved.save_pretrained(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -106,7 +94,7 @@ def test_text_is_encoded_as_in_transformers(tmp_path, kind, config):
         "byte_level": {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"},
         "sentencepiece": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     }
-    backend = getattr(toys, f"{kind}_tokenizer")()
+    backend = getattr(toy_tokenizers, f"{kind}_tokenizer")()
     saved = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names[kind], **config)
     saved.save_pretrained(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)

@@ -3,8 +3,8 @@ from typing import Any
 import naive
 import numpy as np
 import pytest
+from as_functions import attend
 
-from diskmoe.engine.kernels.attention import attend
 from diskmoe.engine.kernels.workers import Workers
 
 ROW_COUNTS = (1, 2, 3, 5, 8, 17, 64)

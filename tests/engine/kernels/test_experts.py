@@ -3,6 +3,7 @@ from typing import Any
 import naive
 import numpy as np
 import pytest
+from as_functions import silu_mul
 from packed import pack_record
 
 from diskmoe.engine.kernels import experts
@@ -106,8 +107,6 @@ def test_a_limit_keeps_what_is_no_number(alone: Workers):
 @pytest.mark.parametrize("fmt", [*FORMATS, "q4_0+q4_1", "int4+q8", "f32+int4"])
 def test_an_expert_has_the_bits_of_its_matrices_multiplied_apart(fmt: str, alone: Workers):
     """gate and up, the activation, down: as `matmul` and `silu_mul` would do them."""
-    from diskmoe.engine.kernels.basic import silu_mul
-
     case = Case(fmt)
     layout = case.layout
     out = case.run(alone, 0, 64).reshape(64, 2, -1)
@@ -123,7 +122,7 @@ def test_an_expert_has_the_bits_of_its_matrices_multiplied_apart(fmt: str, alone
         )
         inner = matmul(case.x, gate, np.empty((64, gate.rows), np.float32), alone)
         other = matmul(case.x, up, np.empty((64, up.rows), np.float32), alone)
-        silu_mul(inner, other, inner)
+        inner = silu_mul(inner, other)
         wanted = matmul(inner, down, np.empty((64, down.rows), np.float32), alone)
         where = case.choices == expert
         assert out[where].tobytes() == wanted[np.nonzero(where)[0]].tobytes()

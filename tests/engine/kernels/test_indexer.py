@@ -3,8 +3,9 @@
 import naive
 import numpy as np
 import pytest
+from as_functions import attend
 
-from diskmoe.engine.kernels.attention import AttendShape, attend
+from diskmoe.engine.kernels.attention import AttendShape
 from diskmoe.engine.kernels.attention_chosen import add_attend_chosen
 from diskmoe.engine.kernels.basic import rope_tables
 from diskmoe.engine.kernels.heads import KV_F32, CachePart

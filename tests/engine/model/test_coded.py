@@ -6,16 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import (
-    Stored,
-    random_tensors,
-    running,
-    tiny_config,
-    with_fp8,
-    with_fp8_factors,
-    with_int4,
-    write_checkpoint,
-)
+from tiny_codes import with_fp8, with_fp8_factors, with_int4
+from tiny_model import Stored, random_tensors, running, tiny_config, write_checkpoint
 
 from diskmoe.engine.model.config import read_config
 from diskmoe.engine.model.tensors import tensor_plan

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import random_tensors, running, tiny_config, with_codes, write_checkpoint
+from tiny_codes import with_codes
+from tiny_model import random_tensors, running, tiny_config, write_checkpoint
 
 from diskmoe.engine.converting import convert_model
 from diskmoe.engine.model.config import read_config
