@@ -15,6 +15,7 @@ from diskmoe.grammar_draft.utf8 import CHARACTERS
 
 REFUSED = -1  # what leads nowhere in a table
 FOREVER = 1 << 30
+COUNTED = -1
 FEWEST_OF_A_CHAIN = 20  # ASCII bytes
 LONGEST_CHAIN = 30_000  # below what a trie says of texts that are too long to be measured
 
@@ -42,6 +43,8 @@ def tails(
 @kernel
 def find_loops(
     act: Any,
+    ahead: Any,
+    sets: Any,
     classes: Any,
     tails: Any,
     loops: Any,
@@ -50,16 +53,20 @@ def find_loops(
     leaves: Any,
     ascii_only: Any,
 ) -> Any:
-    """Fills `loops`, `room`, `whole`, `leaves` and `ascii_only` (see `table.Table`), zero before; tails: of
-    `tails`."""
+    """Fills `loops`, `room`, `whole`, `leaves` and `ascii_only` (see `table.Table`), zero before.
+
+    ahead, sets: i32 as `act`, the states that actions lead to which only count or set a number, and
+    what they set it to, COUNTED where they count; tails: of `tails`.
+    """
     states = len(act)
     one = np.uint64(1)
     onward = np.full(states, -1, np.int32)
+    given = np.zeros(states, np.int32)  # the least number that the loops of a state set
     for state in range(states):
         # where most bytes lead, if most lead to one state (Boyer and Moore's vote); itself before all
         target, votes = -1, 0
         for byte in range(128):
-            to = act[state, classes[byte]]
+            to = ahead[state, classes[byte]]
             if to == state:
                 target, votes = to, 1000
             elif to >= 0:
@@ -70,14 +77,20 @@ def find_loops(
             continue
         count = 0
         for byte in range(128):
-            if act[state, classes[byte]] == target:
+            if ahead[state, classes[byte]] == target:
                 loops[state, byte >> 6] |= one << np.uint64(byte & 63)
                 count += 1
+                number = sets[state, classes[byte]]
+                if given[state] == 0 or number < given[state]:
+                    given[state] = number
         if target != state and count < FEWEST_OF_A_CHAIN:
             loops[state, 0] = loops[state, 1] = np.uint64(0)
             continue
+        for column in range(act.shape[1]):
+            if sets[state, column] > 0:
+                given[state] = min(given[state], sets[state, column])
         onward[state] = target
-        whole[state] = _leads_whole(act, state, target, tails)
+        whole[state] = _leads_whole(act, ahead, state, target, tails)
     for state in range(states):
         for byte in range(128):
             if act[state, classes[byte]] != REFUSED:
@@ -92,6 +105,9 @@ def find_loops(
     for state in range(states):
         if onward[state] == state:
             room[state] = FOREVER
+            for column in range(act.shape[1]):
+                if sets[state, column] == COUNTED:
+                    room[state] = COUNTED
     for first in range(states):
         length = 0
         here = first
@@ -106,8 +122,12 @@ def find_loops(
             to = onward[state]
             lost = loops[state, 0] & ~loops[to, 0] | loops[state, 1] & ~loops[to, 1]
             if lost == 0 and whole[state] <= whole[to]:
-                longer = min(room[to] + 1, LONGEST_CHAIN)
-                room[state] = FOREVER if room[to] == FOREVER else longer
+                if room[to] == COUNTED or given[state] == COUNTED:
+                    room[state] = max(given[state], 1)
+                elif room[to] == FOREVER:
+                    room[state] = FOREVER
+                else:
+                    room[state] = min(room[to] + 1, LONGEST_CHAIN)
                 for part in range(2):
                     leaves[state, part] |= leaves[to, part] | (
                         loops[to, part] & ~loops[state, part]
@@ -134,12 +154,12 @@ def find_only(act: Any, classes: Any, only: Any) -> None:
 
 
 @inner
-def _leads_whole(act: Any, state: Any, target: Any, tails: Any) -> Any:
+def _leads_whole(act: Any, ahead: Any, state: Any, target: Any, tails: Any) -> Any:
     """Whether every character that is not ASCII leads from a state to the target."""
     patterns, ranges = tails
     width = ranges.shape[1]
     for i in range(len(patterns)):
-        a = act[state, patterns[i, 0]]
+        a = ahead[state, patterns[i, 0]]
         if a < 0:
             return False
         for c in range(width):

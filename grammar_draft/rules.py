@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # code points, both ends included, sorted, disjoint
 
 LAST_CODE_POINT = 0x10FFFF
+_RULE_BYTES, _SYMBOL_BYTES = 400, 200
 _SURROGATES = (0xD800, 0xDFFF)
 
 
@@ -87,6 +88,12 @@ class Grammar:
                 item = symbol.item if type(symbol) is Repeat else symbol
                 if type(item) is Ref:
                     yield item.rule
+
+    @cached_property
+    def nbytes(self) -> int:
+        """What the rules take, about."""
+        symbols = sum(len(a) for rule in self.rules for a in rule.alternatives)
+        return len(self.text) + _RULE_BYTES * len(self.rules) + _SYMBOL_BYTES * symbols
 
     @cached_property
     def used(self) -> list[int]:
