@@ -16,11 +16,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from diskmoe.grammar_draft.checks import cost
-from diskmoe.grammar_draft.components import components
 from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Symbol
 
 KEEP, COUNT = -1, -2  # marks; any other one is what the number is set to
-WORTH = 40  # positions of a repetition written out, from which it is a loop
+WORTH = 100  # positions of a repetition written out, from which it is a loop
 _MOST = 1 << 30
 
 
@@ -49,7 +48,7 @@ def countable(grammar: Grammar, worth: int = WORTH) -> dict[Repeat, int]:
     """The repetitions that are worth a loop, with how many positions they are written out."""
     sizes: dict[int, int] = {}
     found: dict[Repeat, int] = {}
-    component = components({rule: sorted(set(grammar.uses(rule))) for rule in grammar.used})
+    component = grammar.circles
     for rule in sorted(grammar.used, key=component.__getitem__):  # callees before callers
         size = 0
         for alternative in grammar.rules[rule].alternatives:
@@ -67,7 +66,7 @@ def countable(grammar: Grammar, worth: int = WORTH) -> dict[Repeat, int]:
 def nested(grammar: Grammar, counted: dict[Repeat, int]) -> set[int]:
     """The rules that are repeated by a loop and lead to another: each needs a number of its own, so
     a frame of its own."""
-    component = components({rule: sorted(set(grammar.uses(rule))) for rule in grammar.used})
+    component = grammar.circles
     counting: set[int] = set()
     found: set[int] = set()
     for rule in sorted(grammar.used, key=component.__getitem__):

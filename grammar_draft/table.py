@@ -122,8 +122,11 @@ class Table:
     @property
     def regular(self) -> bool:
         """Whether nothing is ever pushed."""
-        pushes = np.diff(self.at)[self.kind[:-1] == GO]
-        return not bool((self.kind[:-1] == SWITCH).any()) and not pushes.any()
+        at = self.at.tolist()
+        return not any(
+            kind == SWITCH or (kind == GO and at[i] < at[i + 1])
+            for i, kind in enumerate(self.kind[:-1].tolist())
+        )
 
     @property
     def counts(self) -> bool:
@@ -146,7 +149,9 @@ def completed(
     loops, leaves = np.zeros((2, len(act), 2), np.uint64)
     room = np.zeros(len(act), np.int32)
     whole, ascii_only = np.zeros((2, len(act)), np.uint8)
-    ahead, sets = _ahead(act, kind, number, at, found)
+    ahead, sets = act, np.zeros_like(act)
+    if live.any():
+        ahead, sets = _ahead(act, kind, number, at, found)
     chains = (loops, room, whole, leaves, ascii_only)
     find_loops(act, ahead, sets, classes, tails(classes), *chains)
     arrays = (classes, act, kind, number, at, listed, found, live)
