@@ -19,7 +19,7 @@ Three things make closures finite and small, whatever the grammar:
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
