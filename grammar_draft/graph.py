@@ -228,7 +228,7 @@ class Graph:
 
     def _before(self, symbol: Symbol, behind: int) -> int:
         """A position that reads `symbol` and is then at `behind`."""
-        if type(symbol) is Repeat:
+        if isinstance(symbol, Repeat):
             if not self._productive(symbol.item):
                 return behind
             if symbol.high is None:
@@ -238,13 +238,13 @@ class Graph:
             else:
                 behind = self._repeated(symbol, symbol.high - symbol.low, False, behind)
             return self._repeated(symbol, symbol.low, True, behind)
-        if type(symbol) is Literal:
+        if isinstance(symbol, Literal):
             for byte in reversed(symbol.data):
                 behind = self._new(((1 << byte, behind),))
             return behind
-        if type(symbol) is Chars:
+        if isinstance(symbol, Chars):
             return self._chars(symbol.ranges, behind)
-        if type(symbol) is Token:
+        if isinstance(symbol, Token):
             return self._new(tokens=((symbol.id, symbol.negated, behind),))
         past = [behind] if self.empty[symbol.rule] else []
         return self._new(calls=((symbol.rule, behind),), passes=past)
