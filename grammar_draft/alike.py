@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from diskmoe.compiled.functions import inner, kernel
-from diskmoe.grammar_draft.loops import COUNTED, REFUSED
+from diskmoe.grammar_draft.loops import REFUSED, room_of
 from diskmoe.grammar_draft.table import COUNT, GO, SHIFT, STATE
 from diskmoe.grammar_draft.token_sets import LEAVES, SPACE, WITHIN
 
@@ -133,27 +133,27 @@ def _find(
             onward = state
         if _loops_on(loops, state, byte):
             origin[byte] = state
-            # a character that is not ASCII may count as well: one less, for all to be right
-            reach[byte] = max((to >> SHIFT) - 2, 0) if room[state] == COUNTED else room[state]
+            reach[byte] = room_of(room, state, to >> SHIFT)
     for byte in range(128):
         state = origin[byte]
         first = looped = 0
-        least = reach[byte]
         for other in range(128):
             if origin[other] == state:
-                first += 1
-                least = min(least, reach[other])
+                # where numbers differ, which is rare, all are walked
+                first += 1 if reach[other] == reach[byte] else -128
             looped += state >= 0 and _loops_on(loops, state, other)
         if first < _MANY or looped < _MANY:
             for other in range(128):
                 if origin[other] == state:
                     origin[other] = -1
             continue
-        for other in range(128):
-            if origin[other] == state:
-                reach[other] = least
         if state == onward and whole[state]:
-            origin[OTHERS_FIRST], reach[OTHERS_FIRST] = state, least
+            alike = True
+            for lead in range(0xC2, 0xF5):
+                to = _target(start, classes[lead], actions)
+                alike &= room[state] >= 0 or room_of(room, state, to >> SHIFT) == reach[byte]
+            if alike:
+                origin[OTHERS_FIRST], reach[OTHERS_FIRST] = state, reach[byte]
 
 
 @inner

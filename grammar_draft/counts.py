@@ -13,13 +13,14 @@ What the beginning of an x does to the number is a mark of the position behind x
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple
 
 from diskmoe.grammar_draft.checks import cost
 from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Symbol
 
 KEEP, COUNT = -1, -2  # marks; any other one is what the number is set to
-WORTH = 40  # positions of a repetition written out, from which it is a loop
+WORTH = 80  # positions of a repetition written out, from which it is a loop
 _MOST = 1 << 30
 
 
@@ -48,34 +49,38 @@ def countable(grammar: Grammar, worth: int = WORTH) -> dict[Repeat, int]:
     """The repetitions that are worth a loop, with how many positions they are written out."""
     sizes: dict[int, int] = {}
     found: dict[Repeat, int] = {}
-    component = grammar.circles
-    for rule in sorted(grammar.used, key=component.__getitem__):  # callees before callers
+    for rule in _callees_first(grammar):
         size = 0
         for alternative in grammar.rules[rule].alternatives:
             for symbol in alternative:
                 item = symbol.item if isinstance(symbol, Repeat) else symbol
                 one = sizes.get(item.rule, 0) + 1 if isinstance(item, Ref) else cost(item)
-                size += one * times(symbol)
-                often = times(symbol) if isinstance(symbol, Repeat) else 0
-                if often > 1 and one * often > worth:
-                    found[symbol] = min(one * often, _MOST)
+                all_of_them = one * times(symbol)
+                size += all_of_them
+                if isinstance(symbol, Repeat) and times(symbol) > 1 and all_of_them > worth:
+                    found[symbol] = min(all_of_them, _MOST)
         sizes[rule] = min(size, _MOST)
     return found
 
 
-def nested(grammar: Grammar, counted: dict[Repeat, int]) -> set[int]:
+def nested(grammar: Grammar, counted: Container[Repeat]) -> set[int]:
     """The rules that are repeated by a loop and lead to another: each needs a number of its own, so
     a frame of its own."""
-    component = grammar.circles
     counting: set[int] = set()
     found: set[int] = set()
-    for rule in sorted(grammar.used, key=component.__getitem__):
+    for rule in _callees_first(grammar):
         for alternative in grammar.rules[rule].alternatives:
             for symbol in alternative:
                 item = symbol.item if isinstance(symbol, Repeat) else symbol
-                inside = isinstance(item, Ref) and item.rule in counting
-                if inside or symbol in counted:
+                counts = isinstance(symbol, Repeat) and symbol in counted
+                leads = isinstance(item, Ref) and item.rule in counting
+                if leads or counts:
                     counting.add(rule)
-                if inside and symbol in counted:
+                if leads and counts and isinstance(item, Ref):
                     found.add(item.rule)
     return found
+
+
+def _callees_first(grammar: Grammar) -> list[int]:
+    component = grammar.circles
+    return sorted(grammar.used, key=component.__getitem__)

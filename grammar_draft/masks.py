@@ -14,7 +14,7 @@ import numpy as np
 
 from diskmoe.compiled.functions import inner, kernel
 from diskmoe.grammar_draft.alike import FIRSTS, OTHERS_FIRST, add_alike
-from diskmoe.grammar_draft.loops import COUNTED, REFUSED
+from diskmoe.grammar_draft.loops import REFUSED
 from diskmoe.grammar_draft.table import (
     COUNT,
     GO,
@@ -71,7 +71,7 @@ class Masks:
         self._origins = np.empty((4, FIRSTS), np.int32)
         longest = int(np.diff(table.at).max(initial=0))
         self._stack = np.empty((2, (longest + 1) * (trie.deepest + 1)), np.int32)
-        self._levels = np.empty((4, trie.deepest + 1), np.int32)
+        self._levels = np.zeros((5, trie.deepest + 1), np.int32)
 
     def top(self, state: int) -> Part:
         """What a state decides alone. state: as one integer with its number."""
@@ -200,19 +200,21 @@ def _run(
 
 
 # what a walk reads of a state, see `facts_of`
-_ROOM, _WHOLE, _ASCII = 8, 9, 10
+_ROOM, _WHOLE, _ASCII, _CLOSED = 8, 9, 10, 11
 
 
 def facts_of(table: Table) -> I32:
-    """i32 (states, 11): sets of bytes in four parts, and numbers, of each state side by side."""
+    """i32 (states, 12): sets of bytes in four parts, and numbers, of each state side by side."""
     sets = [table.loops.view(np.int32), table.leaves.view(np.int32)]
-    return np.column_stack([*sets, table.room, table.whole, table.ascii_only]).astype(np.int32)
+    flags = (table.whole, table.ascii_only, table.closed)
+    return np.column_stack([*sets, table.room, *flags]).astype(np.int32)
 
 
 @inner
 def _room(facts: Any, state: Any, count: Any) -> Any:
     """How many bytes a state loops on."""
-    return count - 1 if facts[state, _ROOM] == COUNTED else facts[state, _ROOM]
+    room = facts[state, _ROOM]
+    return room if room >= 0 else count - 1 - room
 
 
 @inner
@@ -256,14 +258,13 @@ def walk(
     The arrays of a `Trie` and of a `Table` come first. start: the state before the first byte, with
     its number, or -1 to go on at `places` (as `pops`) with `symbol` below the stack. origins: of
     `add_alike`, whose tokens are in `words`. pops: i32 (nodes, 4), out. stack: i32 (2, n): symbols and what is below them, n more than a token can
-    push. levels: i32 (4, deepest + 1).
+    push. levels: i32 (5, deepest + 1).
 
     Returns the number of places where what lies further below decides.
     """
     one = np.uint64(1)
-    states, handles, useds, looped = (
-        levels  # looped: the origin of what was read, where it is alike
-    )
+    # looped: the origin of what was read, where it is alike; wide: whether not all of it is ASCII
+    states, handles, useds, looped, wide = levels
     open_places, base, reach = 0, 1, 0
     for turn in range(1 if start >= 0 else len(places)):
         node, stop = 0, len(nodes) - 1
@@ -275,7 +276,7 @@ def walk(
             stop = nodes[node, 0]
             looped[nodes[node, 2] - 1] = -1
         else:
-            states[0], handles[0], useds[0], looped[0] = start, -1, 0, -1
+            states[0], handles[0], useds[0], looped[0], wide[0] = start, -1, 0, -1, 0
         while node < stop:
             end, here = nodes[node, 0], nodes[node, 2]
             packed = nodes[node, 3]
@@ -304,14 +305,16 @@ def walk(
                 mine = mine if facts[mine, _WHOLE] else -1
             elif mine >= 0 and not facts[mine, value >> 5] >> (value & 31) & 1:
                 mine = -1
+            wide[here] = wide[here - 1] or value >= 128
+            fits = here - base + height <= reach
             if (
                 mine >= 0
-                and here - base + height <= reach
+                and (fits or (facts[mine, _CLOSED] and not wide[here]))
                 and _without(nodes, node, facts, mine)
                 and (
                     kinds & OTHERS == 0
                     or facts[mine, _ASCII]
-                    or (facts[mine, _WHOLE] and kinds & SOUND)
+                    or (fits and facts[mine, _WHOLE] and kinds & SOUND)
                 )
             ):  # what it can read of the subtree is in `words`
                 node = end

@@ -31,7 +31,7 @@ def shared(grammar: Grammar, pushed: set[int], counted: Container[Repeat] = ()) 
         for alternative in grammar.rules[rule].alternatives:
             for symbol in alternative:
                 item = symbol.item if isinstance(symbol, Repeat) else symbol
-                often = 2 if symbol in counted else times(symbol)
+                often = 2 if isinstance(symbol, Repeat) and symbol in counted else times(symbol)
                 size += often * cost(item)
                 if isinstance(item, Ref) and item.rule not in found:
                     size += often * sizes.get(item.rule, 0)

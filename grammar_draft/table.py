@@ -99,11 +99,15 @@ class Table:
         U64  # (states, 2): the ASCII bytes with which a state stays as it is, or goes to the next
     )
     #             of a chain of states that have these loops as well
-    room: I32  # (states,): how often; FOREVER where it stays, COUNTED: as its number says
+    room: I32  # (states,): how often; FOREVER where it stays; COUNTED: as its number says, COUNTED - n:
+    #            and n times more
     whole: U8  # (states,): 1 where every other character leads to the same state
     leaves: U64  # (states, 2): the other ASCII bytes that a state, or one of its chain, can read
     ascii_only: (
         U8  # (states,): 1 where neither it nor one of its chain can read bytes that are not ASCII
+    )
+    closed: (
+        U8  # (states,): 1 where its number says so exactly: behind it none of these bytes can come
     )
     only: I32  # (states,): the byte that must come next whatever lies below and leads to a state, or -1
     start: int
@@ -148,21 +152,21 @@ def completed(
     """The table of these arrays, with what follows from them."""
     loops, leaves = np.zeros((2, len(act), 2), np.uint64)
     room = np.zeros(len(act), np.int32)
-    whole, ascii_only = np.zeros((2, len(act)), np.uint8)
-    ahead, sets = act, np.zeros_like(act)
+    whole, ascii_only, closed = np.zeros((3, len(act)), np.uint8)
+    ahead = act, np.zeros_like(act), np.full_like(act, REFUSED)
     if live.any():
-        ahead, sets = _ahead(act, kind, number, at, found)
-    chains = (loops, room, whole, leaves, ascii_only)
-    find_loops(act, ahead, sets, classes, tails(classes), *chains)
+        ahead = _ahead(act, kind, number, at, found)
+    chains = (loops, room, whole, leaves, ascii_only, closed)
+    find_loops(act, *ahead, classes, tails(classes), *chains)
     arrays = (classes, act, kind, number, at, listed, found, live)
     only = np.empty(len(act), np.int32)
     find_only(act, classes, only)
     return Table(*arrays, *chains, only, start)
 
 
-def _ahead(act: I32, kind: U8, number: I32, at: I32, found: I32) -> tuple[I32, I32]:
+def _ahead(act: I32, kind: U8, number: I32, at: I32, found: I32) -> tuple[I32, I32, I32]:
     """`act` with the state in the place of an action that only sets a number or counts, as if it never
-    counted to the end; and what is set there, or COUNTED."""
+    counted to the end; what is set there, or COUNTED; and the state behind the last, or REFUSED."""
     pushes = np.append(np.diff(at), 0)
     goes = (kind == GO) & (pushes == 0)
     to = np.where(goes, number & STATE, REFUSED)
@@ -170,6 +174,8 @@ def _ahead(act: I32, kind: U8, number: I32, at: I32, found: I32) -> tuple[I32, I
     counting = np.flatnonzero(kind == COUNT)
     to[counting] = np.maximum(found[at[counting]], REFUSED)
     sets[counting] = COUNTED
+    last = np.full(len(to), REFUSED, np.int32)
+    last[counting] = np.maximum(found[at[counting] + 1], REFUSED)
     i = np.where(act < REFUSED, -2 - act, len(to) - 1)
-    ahead = np.where(act < REFUSED, to[i], act)
-    return ahead.astype(np.int32), np.where(act < REFUSED, sets[i], 0).astype(np.int32)
+    ahead = np.where(act < REFUSED, to[i], act).astype(np.int32)
+    return ahead, np.where(act < REFUSED, sets[i], 0).astype(np.int32), last[i]
