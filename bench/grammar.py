@@ -107,9 +107,9 @@ def measured(
     for name, matcher in matchers.items():
         every = np.array(passes[name])  # (runs, tokens, 3)
         first, warm = every[0].T, every.min(0).T
-        steps = [_spread(values) for pair in zip(first, warm, strict=True) for values in pair]
-        made = [_spread(np.array(compiled[name, again])) for again in (False, True)]
-        lines.append(Line(kind, name, *steps, *made, matcher.how))
+        spreads = [_spread(values) for pair in zip(first, warm, strict=True) for values in pair]
+        spreads += [_spread(np.array(compiled[name, again])) for again in (False, True)]
+        lines.append(Line(kind, name, *spreads, how=matcher.how))
     return lines
 
 

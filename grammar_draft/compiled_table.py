@@ -28,8 +28,8 @@ def table_for(grammar: Grammar) -> Made:
         table, why = Attempts(grammar).table()
     except Undecided as error:
         return None, f"{rules}, sets of stacks: {error}"
-    kind = "DFA of " if table.regular else ""
-    kind += f"{table.states} states" + ("" if table.regular else " with a stack")
+    states = f"{table.states} states"
+    kind = f"DFA of {states}" if table.regular else f"{states} with a stack"
     return table, f"{rules}, {kind}{' and counters' if table.counts else ''}{why}"
 
 

@@ -17,11 +17,10 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from diskmoe.grammar_draft.checks import cost
-from diskmoe.grammar_draft.components import components
 from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Symbol
 
 KEEP, COUNT = -1, -2  # marks; any other one is what the number is set to
-WORTH = 80  # positions of a repetition written out, from which it is a loop
+WORTH = 100  # positions of a repetition written out, from which it is a loop
 _MOST = 1 << 30
 
 
@@ -83,5 +82,4 @@ def nested(grammar: Grammar, counted: Container[Repeat]) -> set[int]:
 
 
 def _callees_first(grammar: Grammar) -> list[int]:
-    component = components({rule: sorted(set(grammar.uses(rule))) for rule in grammar.used})
-    return sorted(grammar.used, key=component.__getitem__)
+    return sorted(grammar.used, key=grammar.circles.__getitem__)

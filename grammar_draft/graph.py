@@ -19,7 +19,7 @@ Three things make closures finite and small, whatever the grammar:
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -77,6 +77,7 @@ class Graph:
         self.edges: list[tuple[tuple[int, int], ...]] = []  # (256-bit set, position behind)
         self.tokens: list[tuple[tuple[int, bool, int], ...]] = []  # (id, negated, position behind)
         self.mask: list[int] = []  # all bytes that a position reads
+        self.plain: list[bool] = []  # whether it does nothing but read bytes
         self._calls: list[tuple[Call, ...]] = []
         self._passes: list[list[int]] = []
         self._heads: dict[int, Heads] = {}
@@ -110,18 +111,20 @@ class Graph:
 
     def canonical(self, position: int) -> int:
         """The one position for all that go on alike."""
-        known = self._canon.get(position)
-        if known is None and position in self.marks:
+        if self.plain[position] or position in self.marks:
             return position
+        known = self._canon.get(position)
         if known is None:
-            if self.mask[position] and not self._passes[position] and not self._calls[position]:
-                return position
             head = self.heads(position)
-            if len(head.positions) == 1 and not head.calls and not head.ends:
-                known = head.positions[0]
+            positions, calls = head.positions, head.calls
+            if len(positions) > 1 or len(calls) > 1:
+                known = self._same.setdefault(
+                    (frozenset(positions), frozenset(calls), head.ends), position
+                )
+            elif not positions or calls or head.ends:
+                known = self._same.setdefault(head, position)
             else:
-                key = (frozenset(head.positions), frozenset(head.calls), head.ends)
-                known = self._same.setdefault(key, position)
+                known = positions[0]
             self._canon[position] = known
         return known
 
@@ -187,7 +190,7 @@ class Graph:
         edges: tuple[tuple[int, int], ...] = (),
         tokens: tuple[tuple[int, bool, int], ...] = (),
         calls: tuple[Call, ...] = (),
-        passes: Iterable[int] = (),
+        passes: Sequence[int] = (),
     ) -> int:
         if len(edges) == 1:
             mask = edges[0][0]
@@ -200,6 +203,7 @@ class Graph:
         self.mask.append(mask)
         self._calls.append(calls)
         self._passes.append(list(passes))
+        self.plain.append(bool(edges) and not passes)
         return len(self.mask) - 1
 
     def _body(self, rule: int, end: int) -> int:

@@ -116,13 +116,14 @@ class Pushdown:
         onward: list[set[int]] = [set() for _ in self._subsets.contents]  # states at the same level
         below[self.start] = 1
         for state, steps in enumerate(self._subsets.steps):
-            for go in (go for _, action in steps for go in _ways(action)):
-                if go.push:
-                    (symbol,) = go.push
-                    onward[state].add(symbol)
-                    below[go.to] |= 1 << symbol
-                else:
-                    onward[state].add(go.to)
+            for _, action in steps:
+                if type(action) is int:
+                    onward[state].add(action)
+                    continue
+                for go in _ways(action):
+                    onward[state].add(go.push[0] if go.push else go.to)
+                    if go.push:
+                        below[go.to] |= 1 << go.push[0]
         for (_, symbol), to in (*self._landed.items(), *self._taken.items()):
             onward[symbol].add(to)
         queue = [state for state, symbols in enumerate(below) if symbols]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container
 
 from diskmoe.grammar_draft.checks import cost
-from diskmoe.grammar_draft.components import components
 from diskmoe.grammar_draft.counts import times
 from diskmoe.grammar_draft.graph import Graph
 from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Token
@@ -17,7 +16,7 @@ MAX_COPIED = 100  # states of a rule that is called from several places, about
 def shared(grammar: Grammar, pushed: set[int], counted: Container[Repeat] = ()) -> set[int]:
     """The rules that should be pushed beside those that must: what would be copied too often.
     counted: repetitions that are loops."""
-    component = components({rule: sorted(set(grammar.uses(rule))) for rule in grammar.used})
+    component = grammar.circles
     calls = dict.fromkeys(grammar.used, 0)  # that come back
     for rule in grammar.used:
         for alternative in grammar.rules[rule].alternatives:
@@ -54,7 +53,7 @@ def recurring(grammar: Grammar, graph: Graph) -> set[int]:
     A call that is the last thing in an alternative does not come back, and first calls in circles
     are left recursion, which `Graph` solves.
     """
-    component = components({rule: sorted(set(grammar.uses(rule))) for rule in grammar.used})
+    component = grammar.circles
     found: set[int] = set()
     for rule in grammar.used:
         family = graph.family.get(rule, ())

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
+from diskmoe.grammar_draft.components import components
+
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # code points, both ends included, sorted, disjoint
 
 LAST_CODE_POINT = 0x10FFFF
@@ -106,6 +108,11 @@ class Grammar:
                     seen.add(other)
                     queue.append(other)
         return sorted(seen)
+
+    @cached_property
+    def circles(self) -> dict[int, int]:
+        """Per used rule the number of the circle of calls that it is in, lower for what it calls."""
+        return components({rule: sorted(set(self.uses(rule))) for rule in self.used})
 
     @cached_property
     def empty(self) -> list[bool]:

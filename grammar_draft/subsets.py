@@ -19,6 +19,7 @@ from diskmoe.grammar_draft.table import Action, Count, Go
 
 MAX_STATES = 6000
 MAX_WORK = 200_000  # items and edges looked at
+PAUSE = 20  # of this work, between times that others may run
 MAX_DEPTH = 16  # open calls, one in another, that one state holds
 MAX_PORTS = 8  # rules that are open side by side on the stack
 NO_MARKS: Mapping[int, int] = {}
@@ -77,6 +78,7 @@ class Subsets:
         self._tails: dict[tuple[Kernel, bool], Tail] = {}
         self._numbers: dict[tuple[Kernel, ...], int] = {}
         self._work = 0
+        self._pause = 0
         self.ports = [Tail(frozenset(), False, port) for port in range(MAX_PORTS)]
         self.contents: list[tuple[Kernel, ...]] = []  # by port; of a state just what it is
         self.live: list[bool] = []  # whether a number goes along
@@ -94,14 +96,16 @@ class Subsets:
                 raise Undecided(f"more than {MAX_STATES} states")
             known = self._numbers[contents] = len(self.contents)
             self.contents.append(contents)
-            self.live.append(bool(self._change(contents)))
+            self.live.append(bool(self._graph.marks and self._change(contents)))
         return known
 
     def spend(self, work: int) -> None:
         self._work += work
-        breathe()
-        if self._work > MAX_WORK:
-            raise Undecided(f"more than {MAX_WORK} steps of work")
+        if self._work > self._pause:
+            breathe()
+            self._pause = self._work + PAUSE
+            if self._work > MAX_WORK:
+                raise Undecided(f"more than {MAX_WORK} steps of work")
 
     def explore(self) -> None:
         """Works out the steps of all states that have none yet, and of those they lead to."""
@@ -115,10 +119,12 @@ class Subsets:
 
     def _step(self, below: tuple[Kernel, ...], kernel: Kernel) -> Action:
         """What a byte does that leads to `kernel` above a symbol of these contents, if any."""
-        if not self._graph.marks:
+        changes = (0, 0)
+        if self._graph.marks:
+            changes = self._change(below), self._change((kernel,))
+        if changes == (0, 0):
             to = self.number((kernel,))
             return Go(to, (self.number(below),)) if below else to
-        changes = self._change(below), self._change((kernel,))
         counts = COUNT in changes
         if counts and KEEP in changes:
             raise Clash(self.loops((*below, kernel)))
@@ -137,6 +143,9 @@ class Subsets:
         """What becomes of a number: KEEP, COUNT, what it is set to, or 0 where there is none."""
         if not self._graph.marks:
             return 0
+        marked = self._graph.marks
+        if not any(p in marked or tail.marks for kernel in contents for p, tail in kernel):
+            return 0  # as it mostly is
         found: set[int] = set()
         for kernel in contents:
             marks, deepest = marks_of(kernel, self._graph.marks)
@@ -186,10 +195,14 @@ class Subsets:
         heads = self._graph.heads
         if len(kernel) == 1:
             ((position, tail),) = kernel
-            head = heads(position)
-            if not head.calls and not head.ends:
+            if self._graph.plain[position]:
                 self._work += 1
-                return [(other, tail) for other in head.positions], 0
+                return [(position, tail)], 0
+            head = heads(position)
+            if not head.calls and (not head.ends or tail.port >= 0):
+                self._work += 1
+                completed = 1 << tail.port if head.ends else 0
+                return [(other, tail) for other in head.positions], completed
         reads: dict[Item, None] = {}
         calls: Calls = {}
         ends = 0

@@ -126,8 +126,11 @@ class Table:
     @property
     def regular(self) -> bool:
         """Whether nothing is ever pushed."""
-        pushes = np.diff(self.at)[self.kind[:-1] == GO]
-        return not bool((self.kind[:-1] == SWITCH).any()) and not pushes.any()
+        at = self.at.tolist()
+        return not any(
+            kind == SWITCH or (kind == GO and at[i] < at[i + 1])
+            for i, kind in enumerate(self.kind[:-1].tolist())
+        )
 
     @property
     def counts(self) -> bool:
@@ -150,8 +153,11 @@ def completed(
     loops, leaves = np.zeros((2, len(act), 2), np.uint64)
     room = np.zeros(len(act), np.int32)
     whole, ascii_only, closed = np.zeros((3, len(act)), np.uint8)
+    facts = act, np.zeros_like(act), np.full_like(act, REFUSED)
+    if live.any():
+        facts = _ahead(act, kind, number, at, found)
     chains = (loops, room, whole, leaves, ascii_only, closed)
-    find_loops(act, *_ahead(act, kind, number, at, found), classes, tails(classes), *chains)
+    find_loops(act, *facts, classes, tails(classes), *chains)
     arrays = (classes, act, kind, number, at, listed, found, live)
     only = np.empty(len(act), np.int32)
     find_only(act, classes, only)

@@ -5,6 +5,7 @@ import json
 import re
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,8 @@ def test_its_table_says_what_first_and_warm_mean_and_has_a_row_for_each(
 
 def test_figures_are_shown_with_two_digits_or_whole() -> None:
     pair = (0.123, 1234.5)
-    line = Line("JSON", "other 1.0", *[pair] * 7, (2.345, 99.96), "")
+    values: list[Any] = [*[pair] * 7, (2.345, 99.96), ""]
+    line = Line("JSON", "other 1.0", *values)
     row = table([line], 10).splitlines()[-1]
     assert row.split()[:5] == ["JSON", "other", "1.0", "0.12", "/"]
     assert row.endswith("2.3 / 100.0") and row.count("0.12 / 1234") == 7
