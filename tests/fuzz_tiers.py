@@ -104,7 +104,9 @@ def compare(
                 forced = slow.automaton.forced(state, 8)
                 assert tier.forced(here, 8) == forced, (text, data, name)
             legal = [byte for byte in BYTES if state.allowed >> byte & 1]
-            byte = choose.choice(legal if legal and choose.random() < 0.9 + 0.08 * (longest > 12) else BYTES)
+            byte = choose.choice(
+                legal if legal and choose.random() < 0.9 + 0.08 * (longest > 12) else BYTES
+            )
             data += bytes([byte])
             after = slow.automaton.advance(state, byte)
             behind = [

@@ -56,7 +56,11 @@ def schemas() -> dict[str, Any]:
         },
         "arrays of different lengths side by side": {
             "anyOf": [
-                {"type": "array", "items": {"type": "string", "maxLength": 9 + i}, "maxItems": 900 + i}
+                {
+                    "type": "array",
+                    "items": {"type": "string", "maxLength": 9 + i},
+                    "maxItems": 900 + i,
+                }
                 for i in range(8)
             ]
         },
@@ -95,7 +99,11 @@ def schemas() -> dict[str, Any]:
         "anyOf of 2,000": {"anyOf": [{"const": {"k": i}} for i in range(2000)]},
         "oneOf of 100 objects": {
             "oneOf": [
-                {"type": "object", "properties": {f"p{i}": {"type": "integer"}}, "required": [f"p{i}"]}
+                {
+                    "type": "object",
+                    "properties": {f"p{i}": {"type": "integer"}},
+                    "required": [f"p{i}"],
+                }
                 for i in range(100)
             ]
         },
@@ -242,7 +250,8 @@ def grammars() -> dict[str, str]:
         "a count of 10^30": 'root ::= "a"{1000000000000000000000000000000}',
         "a count of a million": 'root ::= "a"{0,1000000}',
         "counts that differ at one place": 'root ::= "x"{0,4708} | ("x" | "xy"){0,4708} "z"?',
-        "the same count, many places": "root ::= " + " | ".join(f"[a-z]{{3,{500 + i}}} \"{i}\"" for i in range(40)),
+        "the same count, many places": "root ::= "
+        + " | ".join(f'[a-z]{{3,{500 + i}}} "{i}"' for i in range(40)),
         "a literal of a megabyte": 'root ::= "' + "ab" * 500_000 + '"',
         "a class of 20,000 ranges": "root ::= ["
         + "".join(chr(0x4E00 + 2 * i) for i in range(20_000))
@@ -251,7 +260,7 @@ def grammars() -> dict[str, str]:
         "no way out": 'root ::= "a" root',
         "nothing matches": "root ::= [z-a]",
         "left recursion of 300 rules": "root ::= r0\n"
-        + "".join(f"r{i} ::= r{(i + 1) % 300} \"{i}\" | \"x\"\n" for i in range(300)),
+        + "".join(f'r{i} ::= r{(i + 1) % 300} "{i}" | "x"\n' for i in range(300)),
         "20,000 choices in order": "root ::= " + " | ".join(f'"word{i}"' for i in range(20_000)),
         "choices of two in a row, 18 times": "root ::= " + '("ab" | "a" "b"? | "abb"*) ' * 18,
         "the nth from the end": "root ::= [ab]* [a] " + "[ab] " * 18,
