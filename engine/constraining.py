@@ -162,6 +162,8 @@ class Constraints:
         with self._lock:
             free = self._free.get(key)
             constraint = free.pop() if free else None
+            if free is not None and not free:
+                del self._free[key]
         if constraint is None:
             constraint = Constraint(grammar, vocabulary, self._tables)
         constraint.name = grammar.name
