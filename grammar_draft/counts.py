@@ -20,7 +20,7 @@ from diskmoe.grammar_draft.checks import cost
 from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Symbol
 
 KEEP, COUNT = -1, -2  # marks; any other one is what the number is set to
-WORTH = 100  # positions of a repetition written out, from which it is a loop
+WORTH = 80  # positions of a repetition written out, from which it is a loop
 _MOST = 1 << 30
 
 
@@ -82,4 +82,5 @@ def nested(grammar: Grammar, counted: Container[Repeat]) -> set[int]:
 
 
 def _callees_first(grammar: Grammar) -> list[int]:
-    return sorted(grammar.used, key=grammar.circles.__getitem__)
+    component = grammar.circles
+    return sorted(grammar.used, key=component.__getitem__)

@@ -10,7 +10,7 @@ from diskmoe.grammar_draft.graph import Graph
 from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Token
 from diskmoe.grammar_draft.subsets import MAX_WORK
 
-MAX_COPIED = 100  # states of a rule that is called from several places, about
+MAX_COPIED = 40  # states of a rule that is called from several places, about
 
 
 def shared(grammar: Grammar, pushed: set[int], counted: Container[Repeat] = ()) -> set[int]:

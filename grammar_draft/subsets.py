@@ -76,6 +76,7 @@ class Subsets:
         # per tail, or set of them: the symbol that is parted from them or -1, and what they become
         self._cuts: dict[Tail | frozenset[Tail], tuple[tuple[Kernel, ...], dict[Tail, Tail]]] = {}
         self._tails: dict[tuple[Kernel, bool], Tail] = {}
+        self._changes: dict[tuple[Kernel, ...], int] = {}
         self._numbers: dict[tuple[Kernel, ...], int] = {}
         self._work = 0
         self._pause = 0
@@ -141,11 +142,15 @@ class Subsets:
 
     def _change(self, contents: tuple[Kernel, ...]) -> int:
         """What becomes of a number: KEEP, COUNT, what it is set to, or 0 where there is none."""
-        if not self._graph.marks:
-            return 0
+        known = self._changes.get(contents)
+        if known is None:
+            known = self._changes[contents] = self._changed(contents)
+        return known
+
+    def _changed(self, contents: tuple[Kernel, ...]) -> int:
         marked = self._graph.marks
         if not any(p in marked or tail.marks for kernel in contents for p, tail in kernel):
-            return 0  # as it mostly is
+            return 0
         found: set[int] = set()
         for kernel in contents:
             marks, deepest = marks_of(kernel, self._graph.marks)

@@ -60,12 +60,16 @@ class Tabled:
         # (kind, state to go to or how many are popped, symbols to push or actions that may be next,
         # what a symbol leads to)
         self._actions: list[tuple[int, int, list[int], dict[int, int]]] = []
+        # the same, those that have to do with numbers as COUNT
+        self._plain: list[tuple[int, int, list[int], dict[int, int]]] = []
         at, listed, found = table.at.tolist(), table.listed.tolist(), table.found.tolist()
         places = zip(table.kind.tolist(), table.number.tolist(), at, at[1:], strict=False)
         for kind, number, low, high in places:
             symbols = found[low:high] if kind in (COUNT, LOAD) else listed[low:high]
             cases = dict(zip(symbols, found[low:high], strict=True)) if kind == SWITCH else {}
             self._actions.append((kind, number, symbols, cases))
+            counts = kind == LOAD or (kind == GO and max(number, *symbols, 0) > STATE)
+            self._plain.append((COUNT if counts else kind, number, symbols, cases))
         self._live: list[int] = table.live.tolist()
         self._counts = table.counts
         self._looped = _looped(table)
@@ -92,36 +96,35 @@ class Tabled:
 
     def walk(self, state: State, data: bytes) -> State | None:
         """The state behind some bytes; None when they may not come."""
-        if self._counts:
-            return self._counted(state, data)
         act, classes = self._act, self._classes
         top = begun = state.symbol
         below: Any = state.below
-        if top in self._looped:
-            data = data.lstrip(self._looped[top])
-        for byte in data:
+        if top > STATE:
+            return self._counted(state, data)
+        rest = data.lstrip(self._looped[top]) if top in self._looped else data
+        for byte in rest:
             column = classes[byte]
             top = act[top][column]
             while top < 0:
                 if top == REFUSED:
                     return None
-                kind, number, symbols, cases = self._actions[-2 - top]
-                if kind == RETURN:
-                    top = act[below.symbol][column]
-                    below = below.below
-                elif kind == GO:
+                kind, number, symbols, cases = self._plain[-2 - top]
+                if kind == GO:
                     for symbol in symbols:
                         # what is below everything was popped to be looked at
                         below = self._bottom if below is None else self._state(symbol, below)
                     top = number
+                elif kind == COUNT or below.symbol > STATE:
+                    return self._counted(state, data)
                 else:  # the end of a text is no byte: nothing is accepted here
-                    top, below = _switched(number, cases, below)
+                    popped, below = below.symbol, below.below
+                    top = act[popped][column] if kind == RETURN else cases.get(popped, REFUSED)
         if top == begun and below is state.below:
             return state
         return self._state(top, below)
 
     def _counted(self, state: State, data: bytes) -> State | None:
-        """The same where numbers go along."""
+        """The same with numbers that go along."""
         top, below = state.symbol, state.below
         for byte in data:
             column = self._classes[byte]
@@ -244,10 +247,8 @@ class Tabled:
                 return number
             if kind == ACCEPT:
                 return _ACCEPTED
-            if kind == RETURN:
-                action, below = self._act[below.symbol][column], below.below
-            else:
-                action, below = _switched(number, cases, below)
+            popped, below = below.symbol, below.below
+            action = self._act[popped][column] if kind == RETURN else cases.get(popped, REFUSED)
         return action
 
     def _state(self, symbol: int, below: State) -> State:
@@ -265,14 +266,6 @@ class Tabled:
             state.above.clear()
         self._states.clear()
         self._kept = 0
-
-
-def _switched(pops: int, cases: dict[int, int], below: Any) -> tuple[int, Any]:
-    """The action that the last of some symbols leads to, and what is below it."""
-    symbol = REFUSED
-    for _ in range(pops):
-        symbol, below = below.symbol, below.below
-    return cases.get(symbol, REFUSED), below
 
 
 def _looped(table: Table) -> dict[int, bytes]:
