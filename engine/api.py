@@ -11,7 +11,7 @@ with Model.load("models/qwen3-q4", ram_gb=6) as model:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,18 +24,21 @@ from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.draft_head import absorb
 from diskmoe.engine.drafting import Experience, composer_of
 from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.forks import Home
 from diskmoe.engine.generation import Run, of_text
-from diskmoe.engine.lanes import DraftsInTurn
 from diskmoe.engine.learning import to_each
 from diskmoe.engine.model.forward import Transformer
+from diskmoe.engine.model.moe import Record
 from diskmoe.engine.observed import Observed, Processor
 from diskmoe.engine.options import Options, options_with
 from diskmoe.engine.prepared import Prepared, Say, prepare, silent
 from diskmoe.engine.report import ModelFacts
 from diskmoe.engine.sampling import Sampler, Sampling
-from diskmoe.engine.stats import RunStats
+from diskmoe.engine.stats import Phase, RunStats
 from diskmoe.engine.text.session import TextStream
 from diskmoe.engine.text.side import Prompt
+from diskmoe.engine.turns import DraftsInTurn
+from diskmoe.experts.store import ExpertStore
 from diskmoe.grammar_draft.library import load as load_grammar
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.mtp.draft_model import DraftModelSource
@@ -76,11 +79,12 @@ class Model:
         self._history = parts.history
         self._say = say
         recorders = [part.record for part in (self._trace, self._history) if part is not None]
-        if recorders:
-            self._transformer.record_with(to_each(recorders))
+        self._recorders: Sequence[Record] = recorders
+        self.look(None)
         self._experience = Experience()
         self._constraints = Constraints(prepared.text, say, prepared.options.grammar_cache)
         self._closed = False
+        self._home = Home()
 
     @classmethod
     def load(
@@ -129,6 +133,22 @@ class Model:
         return self._transformer
 
     @property
+    def store(self) -> ExpertStore:
+        """The hot store, to be looked at: it is for the thread that computes."""
+        return self._store
+
+    @property
+    def phases(self) -> tuple[Phase, Phase]:
+        """Prefill and decode of all texts since the start, counting on."""
+        return self._lanes.books.prefill, self._lanes.books.decode
+
+    def look(self, record: Record | None) -> None:
+        """From the next layer on, ``record(layer, ids, phase)`` is told what its rows chose, before
+        the hot store is asked for it, in the thread that computes. None: nobody is told."""
+        recorders = [*self._recorders, *([record] if record else [])]
+        self._transformer.record_with(to_each(recorders) if recorders else None)
+
+    @property
     def facts(self) -> ModelFacts:
         """What reports say about this model."""
         records = self.opened.records
@@ -161,6 +181,7 @@ class Model:
         reuse: bool = True,
         logprobs: int | None = None,
         processors: Sequence[Processor] = (),
+        shown: Container[int] = (),
     ) -> Run:
         """Starts a run; iterate over it for the text.
 
@@ -183,19 +204,21 @@ class Model:
                 begins what is enforced; none: the text does.
             thinking: how long its thinking blocks may be, where the model has them. With it a text
                 that is enforced may begin with one.
-            reuse: go on from the keys and values of an earlier text, as far as it began like this
+            reuse: go on from the keys and values of another text, as far as it began like this
                 one; that changes how long the prompt takes, and nothing else.
             logprobs: note each token's log-probability, and those of so many likeliest, in
                 ``Run.logprobs``.
-            processors: each is given the tokens so far (n,) and the logits (vocab,) of the next, a
-                copy, and returns the logits to choose by.
+            processors: each is given the tokens so far, i32 (n,), and the logits of the next, a copy,
+                f32 (vocab,), and returns the logits to choose by.
+            shown: special tokens that are in the text as they are written; others print nothing.
 
         Raises:
             BadGrammar: a grammar's file that cannot be used, a trigger that is none.
-            BadRequest: a prompt that cannot be fed; nothing to constrain by; while iterating, when it
-                was ended by a newer run.
+            BadRequest: a prompt that cannot be fed; nothing to constrain by; a process that is a fork
+                of the model's; while iterating, when it was ended by a newer run.
             DeadEnd: while iterating, when no token of the model goes on as the grammar says.
         """
+        self._home.check()
         if self._closed:
             raise BadRequest("the model is closed: load it again")
         if logprobs is not None and not 0 <= logprobs <= self.config.vocab:
@@ -219,6 +242,10 @@ class Model:
         wanted = Wanted(grammar, mode, triggers, thinking)
         course, give_back = self._constraints.course(wanted, prompt, stop_ids)
         sampler = Sampler(sampling or Sampling(temperature=0.0), valid, course, wanted.way)
+        stream = None
+        if tokenizer is not None:
+            at_start = tokenizer.leading_space and prompt.in_chat
+            stream = TextStream(tokenizer, stop, at_start, shown)
         text, stats.reused_tokens = self._lanes.begin(prompt.ids, reuse)
         models: list[DraftSource] = []
         head = None
@@ -248,6 +275,7 @@ class Model:
         observed = None
         if logprobs is not None or processors:
             observed = Observed(sampler, prompt.ids, logprobs, processors)
+        in_turn = partial(text.alone, text.books.decode)
         tokens = decode(
             text,
             prompt.ids,
@@ -258,15 +286,18 @@ class Model:
             reused=stats.reused_tokens,
             stats=stats,
             on_prefill=on_prefill,
-            drafts=DraftsInTurn(drafts, text) if drafts is not None and models else drafts,
+            drafts=DraftsInTurn(drafts, in_turn) if drafts is not None and models else drafts,
             on_verified=text.accepted,
             on_rows=partial(absorb, head, text),
         )
-        stream = None
-        if tokenizer is not None:
-            stream = TextStream(tokenizer, stop, tokenizer.leading_space and prompt.in_chat)
         noted = [] if observed is None else observed.logprobs
         return Run(of_text(tokens, text, give_back), stream, stats, noted)
+
+    def make_ready(self, wanted: Wanted, prompt: Prompt) -> None:
+        """Compiles what is to constrain an answer to a prompt, so that its run begins at once; raises
+        what that run would raise for it."""
+        _, give_back = self._constraints.course(wanted, prompt, self.text.stops(prompt.in_chat))
+        give_back()
 
     def chat(
         self,
@@ -303,8 +334,9 @@ class Model:
         return "cold" if share is not None and share < WARM_SHARE else "warm"
 
     def close(self) -> None:
-        """Ends threads, closes files, gives the arena back. Safe to call twice."""
-        if self._closed:
+        """Ends threads, closes files, gives the arena back. Safe to call twice; in a fork of the
+        model's process, where there is nothing to end, it does nothing."""
+        if self._closed or not self._home.is_here:
             return
         self._closed = True
         self._lanes.close()

@@ -21,6 +21,7 @@ from diskmoe.grammar_draft.tables import Tables
 from diskmoe.grammar_draft.thinking import UNLIMITED, Tags, Thinking
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
+MOST_SAID = 1000  # lines, of which none is said twice
 KEPT_BYTES = 16 << 20  # of constraints that no text has now
 Say = Callable[[str], None]
 Key = tuple[str, frozenset[int]]  # a digest, and the ids that end a text
@@ -160,10 +161,10 @@ class Constraints:
         several. And what gives it back."""
         key = digest(grammar), frozenset(vocabulary.ends)
         with self._lock:
-            free = self._free.get(key)
+            free = self._free.pop(key, [])
             constraint = free.pop() if free else None
-            if free is not None and not free:
-                del self._free[key]
+            if free:
+                self._free[key] = free
         if constraint is None:
             constraint = Constraint(grammar, vocabulary, self._tables)
         constraint.name = grammar.name
@@ -183,6 +184,8 @@ class Constraints:
     def _tell(self, line: str) -> None:
         """Says what was not said before."""
         if line not in self._said:
+            if len(self._said) >= MOST_SAID:
+                self._said.clear()
             self._said.add(line)
             self._say(line)
 

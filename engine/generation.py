@@ -51,6 +51,7 @@ class Run:
         self.token_ids: list[int] = []
         self.stats = stats
         self._logprobs = logprobs  # of a forward's tokens at once, some of them perhaps not yet out
+        self._reason: Callable[[], str | None] = lambda: None
 
     @property
     def text(self) -> str:
@@ -65,6 +66,9 @@ class Run:
     def __iter__(self) -> Iterator[str]:
         for token in self._tokens:
             self.token_ids.append(token)
+            reason = self._reason()
+            if reason is not None:
+                self.stop(reason)
             if self._stream is None:
                 continue
             piece = self._kept(self._stream.push([token]))
@@ -75,6 +79,10 @@ class Run:
         last = self.rest()
         if last:
             yield last
+
+    def end_when(self, reason: Callable[[], str | None]) -> None:
+        """Asked behind each token, whether it prints something or not: a reason ends the run."""
+        self._reason = reason
 
     def stop(self, reason: str) -> None:
         """Ends the run early; what was made stays."""

@@ -12,59 +12,38 @@ argument that would change the text and is not built, or that nobody knows, rais
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from diskmoe.engine.answer import Answer
 from diskmoe.engine.api import Model
-from diskmoe.engine.conversation import Turn
 from diskmoe.engine.errors import BadRequest
-from diskmoe.engine.generation import Run
 from diskmoe.engine.llama_arguments import CHOOSING, LOADING, refuse_unsupported
-from diskmoe.engine.logprobs import chat_logprobs, completion_logprobs
-from diskmoe.engine.observed import Floats, Processor
+from diskmoe.engine.llama_biases import processors_of
+from diskmoe.engine.llama_grammar import LlamaGrammar, language_of
+from diskmoe.engine.observed import Processor
 from diskmoe.engine.options import Options
 from diskmoe.engine.replies import Reply
 from diskmoe.engine.sampling import Sampling
 from diskmoe.engine.text.side import Prompt
 from diskmoe.engine.text.thinking import Thinking
-from diskmoe.grammar_draft.languages import from_gbnf, from_schema
-from diskmoe.grammar_draft.library import load as load_grammar
+from diskmoe.engine.tools.calling import Calling
+from diskmoe.engine.tools.enforcing import Enforcing
+from diskmoe.engine.tools.parts import Said
+from diskmoe.engine.tools.toolbox import Toolbox
+from diskmoe.engine.writer import Writer
 from diskmoe.grammar_draft.rules import Grammar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = ["Llama", "LlamaGrammar"]
+
 _RANDOM_SEED = 0xFFFFFFFF
-_FORMATS = ("text", "json_object", "json_schema")
-
-
-@dataclass(frozen=True)
-class LlamaGrammar:
-    """What a text must follow."""
-
-    grammar: Grammar
-
-    @classmethod
-    def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
-        """A GBNF grammar. BadGrammar with its line and column."""
-        return cls(from_gbnf(grammar))
-
-    @classmethod
-    def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> LlamaGrammar:
-        """A file of GBNF."""
-        return cls(load_grammar(os.fspath(file)))
-
-    @classmethod
-    def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
-        """A JSON Schema as text. BadGrammar with the JSON Pointer of what is wrong."""
-        return cls(from_schema(json_schema))
 
 
 class Llama:
@@ -98,6 +77,8 @@ class Llama:
         self.verbose = verbose
         self._seed = seed
         self._model = Model.load(Path(model_path), options, self._say)
+        self._calling = Calling.of(self._model.text)
+        self._say(self._calling.line)
 
     def __call__(self, prompt: str, **how: Any) -> Any:
         """See ``create_completion``."""
@@ -131,24 +112,19 @@ class Llama:
             given = self._model.text.encode_prompt(prompt, chat="0")
         else:
             given = Prompt(tuple(prompt), "given as token ids", in_chat=False)
-        run = self._run(
+        answer = self._answer(
             given,
             Sampling(temperature, max(top_k, 0), top_p, min_p, self._seeded(seed)),
             max_tokens,
             stop,
             grammar and grammar.grammar,
             logprobs,
-            _processors(logits_processor, logit_bias),
+            processors_of(logits_processor, logit_bias),
         )
-        reply = Reply(model or self.model_path, chat=False)
         head = self.detokenize(given.ids).decode("utf-8", "replace") if echo else ""
-        if stream:
-            return self._text_stream(run, reply, head, logprobs is not None)
-        text = head + "".join(run)
-        noted = None
-        if logprobs is not None:
-            noted = completion_logprobs(self._model.text, run.logprobs, len(head))
-        return reply.whole({"content": text}, run.stats, noted)
+        reply = Reply(model or self.model_path, chat=False)
+        writer = Writer(reply, self._model.text, logprobs is not None, len(head))
+        return self._written(answer, writer, stream, head)
 
     def create_chat_completion(
         self,
@@ -174,38 +150,27 @@ class Llama:
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """An answer in a conversation.
 
-        A tool that is chosen by name is called: the answer is its arguments, by its schema. Choosing
-        among tools ("auto", "required") is not supported.
+        Tools are called in the form of the model's family. tool_choice: "auto" (where there are tools),
+        "none", "required" or a function by name; a call that must come has arguments by its schema, as
+        has any call of a tool that is ``strict``.
         """
         allowed = {**CHOOSING, "functions": (None,), "function_call": (None,)}
+        several = others.pop("parallel_tool_calls", None)
         refuse_unsupported("create_chat_completion", others, allowed)
-        tool = _chosen_tool(tools, tool_choice)
-        language = _language(response_format, grammar, tool)
-        shown = [] if tools is None or tool_choice == "none" else [dict(each) for each in tools]
-        prompt = self._model.text.encode_chat(messages, **({"tools": shown} if shown else {}))
-        most = (top_logprobs or 0) if logprobs else None
-        run = self._run(
-            prompt,
+        toolbox = Toolbox.of(tools, tool_choice, several is not False)
+        language = language_of(response_format, grammar, toolbox is not None and toolbox.must)
+        answer = self._answer(
+            self._calling.encode(self._model.text, messages, toolbox),
             Sampling(temperature, max(top_k, 0), top_p, min_p, self._seeded(seed)),
             max_tokens,
             stop,
             language,
-            most,
-            _processors(logits_processor, logit_bias),
+            (top_logprobs or 0) if logprobs else None,
+            processors_of(logits_processor, logit_bias),
+            toolbox,
         )
-        turn = Turn(run, Thinking.of(self._model.text, prompt.ids))
         reply = Reply(model or self.model_path, chat=True)
-        if stream:
-            if tool is not None:
-                raise BadRequest("a tool that is chosen by name is not streamed: leave out stream")
-            return self._chat_stream(turn, reply, most is not None)
-        for _ in turn:
-            pass
-        message: dict[str, Any] = {**turn.message}
-        if tool is not None:
-            message = {"content": None, "tool_calls": [_call(reply, tool, message["content"])]}
-        noted = None if most is None else chat_logprobs(self._model.text, run.logprobs)
-        return reply.whole(message, run.stats, noted)
+        return self._written(answer, Writer(reply, self._model.text, bool(logprobs)), stream)
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of a text. special: names of special tokens in it are these tokens."""
@@ -278,7 +243,7 @@ class Llama:
         chosen = self._seed if seed is None else seed
         return None if chosen in (_RANDOM_SEED, -1) else chosen
 
-    def _run(
+    def _answer(
         self,
         prompt: Prompt,
         sampling: Sampling,
@@ -287,128 +252,56 @@ class Llama:
         language: Grammar | None,
         logprobs: int | None,
         processors: Sequence[Processor],
-    ) -> Run:
+        toolbox: Toolbox | None = None,
+    ) -> Answer:
+        text, calling, triggers, thinking = self._model.text, self._calling, (), None
+        if toolbox is not None:
+            enforcing = Enforcing(calling.need(), toolbox, language)
+            if enforcing.needed:
+                language, triggers = enforcing.grammar(text), enforcing.triggers
+                thinking = enforcing.thinking(text, prompt)
         room = max(1, self._model.opened.context - len(prompt.ids))
-        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        return self._model.generate(
+        run = self._model.generate(
             prompt,
             sampling=sampling,
             limit=room if max_tokens is None or max_tokens < 1 else max_tokens,
-            stop=stops,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
             grammar=language,
             constrain=language is not None,
+            triggers=triggers,
+            thinking=thinking,
             logprobs=logprobs,
             processors=processors,
+            shown=calling.shown_tokens(text, toolbox) if prompt.in_chat else (),
         )
+        if not prompt.in_chat:
+            return Answer(run, Thinking.none())
+        several = toolbox is None or toolbox.several
+        return Answer(run, Thinking.of(text, prompt.ids), calling.reader(toolbox), several)
 
-    def _text_stream(
-        self, run: Run, reply: Reply, head: str, with_logprobs: bool
-    ) -> Iterator[dict[str, Any]]:
+    def _written(
+        self, answer: Answer, writer: Writer, stream: bool, head: str = ""
+    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """An answer in their shapes. head: text before it."""
+        if stream:
+            return self._chunks(answer, writer, head)
         if head:
-            yield reply.piece(head)
-        told, place = 0, len(head)
-        for piece in run:
-            noted = None
-            if with_logprobs:
-                noted = completion_logprobs(self._model.text, run.logprobs[told:], place)
-                told = len(run.logprobs)
-            place += len(piece)
-            yield reply.piece(piece, logprobs=noted)
-        yield reply.last(run.stats)
+            writer.add(Said(head))
+        for part in answer:
+            writer.add(part)
+        self._note(answer)
+        return writer.whole(answer.run.stats, answer.logprobs())
 
-    def _chat_stream(
-        self, turn: Turn, reply: Reply, with_logprobs: bool
-    ) -> Iterator[dict[str, Any]]:
-        yield reply.first()
-        told = 0
-        for reasoning, piece in turn:
-            noted = None
-            if with_logprobs:
-                noted = chat_logprobs(self._model.text, turn.run.logprobs[told:])
-                told = len(turn.run.logprobs)
-            yield reply.piece(piece, reasoning, noted)
-        yield reply.last(turn.run.stats)
+    def _chunks(self, answer: Answer, writer: Writer, head: str) -> Iterator[dict[str, Any]]:
+        if writer.reply.chat:
+            yield writer.reply.first()
+        if head:
+            yield writer.chunk(Said(head))
+        for part in answer:
+            yield writer.chunk(part, answer.logprobs())
+        self._note(answer)
+        yield writer.last(answer.run.stats, answer.logprobs())
 
-
-def _processors(
-    given: Sequence[Processor] | Processor | None, bias: Mapping[int, float] | None
-) -> tuple[Processor, ...]:
-    found: list[Processor] = []
-    if bias:
-        ids = np.array([int(each) for each in bias], np.intp)
-        weights = np.array(list(bias.values()), np.float32)
-
-        def biased(tokens: Any, logits: Floats) -> Floats:
-            if ids.min() < 0 or ids.max() >= len(logits):
-                raise BadRequest(f"logit_bias names a token outside the {len(logits)} of the model")
-            logits[ids] += weights
-            return logits
-
-        found.append(biased)
-    if callable(given):
-        found.append(given)
-    else:
-        found += given or ()
-    return tuple(found)
-
-
-def _language(
-    asked: Mapping[str, Any] | None, grammar: LlamaGrammar | None, tool: Mapping[str, Any] | None
-) -> Grammar | None:
-    """What the answer must follow."""
-    if not isinstance(asked, Mapping | None):
-        raise BadRequest(
-            f"response_format is {asked!r:.40}; it must have a type: text or json_object"
-        )
-    kind = "text" if asked is None else asked.get("type")
-    if kind not in _FORMATS:
-        raise BadRequest(f"response_format.type is {kind!r:.40}; it must be text or json_object")
-    saying = {"tool_choice": tool, "grammar": grammar, "response_format": asked}
-    said = [
-        n
-        for n, each in saying.items()
-        if each is not None and (each is not asked or kind != "text")
-    ]
-    if len(said) > 1:
-        raise BadRequest(f"{said[1]} and {said[0]} both say what the answer must follow")
-    schema: Any = None
-    if tool is not None:
-        schema = tool.get("parameters") or {"type": "object"}
-    elif asked is not None and kind == "json_schema":
-        schema = (asked.get("json_schema") or {}).get("schema")
-    elif asked is not None and kind == "json_object":
-        schema = asked.get("schema")
-        schema = {"type": "object"} if schema is None else schema
-    else:
-        return None if grammar is None else grammar.grammar
-    return from_schema(schema)
-
-
-def _chosen_tool(
-    tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None
-) -> Mapping[str, Any] | None:
-    """The function that must be called; None where none must and none may."""
-    if choice in (None, "none") or tools is None:
-        if tools and choice is None:
-            raise BadRequest('tools need tool_choice: a function by name, or "none"')
-        return None
-    name = choice.get("function", {}).get("name") if isinstance(choice, Mapping) else None
-    if name is None:
-        raise BadRequest(f"tool_choice={choice!r:.60} is not supported: name a function")
-    for tool in tools:
-        if tool.get("function", {}).get("name") == name:
-            return tool["function"]
-    raise BadRequest(f"tool_choice names {name!r:.60}, which is none of the tools")
-
-
-def _call(reply: Reply, tool: Mapping[str, Any], arguments: str) -> dict[str, Any]:
-    function = {"name": tool["name"], "arguments": _compact(arguments)}
-    return {"id": f"call_{reply.id.rpartition('-')[2]}", "type": "function", "function": function}
-
-
-def _compact(arguments: str) -> str:
-    """As other servers write them; as they are where the answer was cut short."""
-    try:
-        return json.dumps(json.loads(arguments), ensure_ascii=False)
-    except ValueError:
-        return arguments
+    def _note(self, answer: Answer) -> None:
+        for note in answer.notes:
+            self._say(f"note      {note}")

@@ -8,10 +8,11 @@ from dataclasses import replace
 from diskmoe.engine.errors import OutOfBudget
 from diskmoe.engine.loading import Opened
 from diskmoe.engine.model.config import ModelConfig
-from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
+from diskmoe.engine.model.forward import scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.mtp_layer import mtp_scratch_bytes
-from diskmoe.engine.model.together import together_scratch_bytes
+from diskmoe.engine.model.programs import PROGRAM_BYTES
+from diskmoe.engine.model.together import decode_scratch_bytes
 from diskmoe.engine.model.weights import dense_bytes, loader_bytes
 from diskmoe.engine.options import Options
 from diskmoe.engine.stats import peak_rss_bytes
@@ -24,6 +25,9 @@ from diskmoe.mtp.head import WAITING_ROWS
 
 Say = Callable[[str], None]
 OTHER_BYTES = 16 << 20  # threads, programs, ends of huge pages: 10 to 13 MB were measured
+# of requests with grammars: tables and states that are kept, and what compiling one takes beside
+# them; 45 MB were measured behind forty hostile ones
+GRAMMAR_BYTES = 48 << 20
 LEAST_CHUNK = 256  # prompt rows that go through the model at once, and where memory allows
 MOST_CHUNK = 1024
 RANKED_BYTES = 512 << 10  # smaller experts are not worth a policy's thinking
@@ -64,8 +68,7 @@ def _scratch_bytes(opened: Opened, rows: int, drafts: int, texts: int) -> int:
     formats = opened.dense_formats
     working = scratch_bytes(config, rows, logit_rows, opened.context, layout, formats, 1 + drafts)
     working += texts * drafts * config.layers * PROGRAM_BYTES
-    if texts > 1:
-        working += together_scratch_bytes(config, together)
+    working += decode_scratch_bytes(config, together)
     if opened.mtp:
         layout = opened.records.record_layout_of(config.layers)
         formats = {mtp_format(name) for name in opened.dense_formats}
@@ -143,6 +146,7 @@ def plan_for(opened: Opened, options: Options, say: Say, helpers: int = 0) -> Me
             context=opened.context,
             prompt_rows=rows,
             mtp_bytes=_mtp_bytes(opened, options),
+            grammar_bytes=GRAMMAR_BYTES if options.parallel > 1 else 0,  # a server's
             mtp_slot_bytes=(
                 opened.records.record_layout_of(config.layers).nbytes if opened.mtp else 0
             ),

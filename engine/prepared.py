@@ -84,7 +84,8 @@ def prepare(path: str | Path, options: Options | None = None, say: Say = silent)
     for note in opened.notes:
         say(f"note      {note}")
     try:
-        text = TextSide.load(opened.path, opened.source.config, opened.config.vocab)
+        config = opened.config
+        text = TextSide.load(opened.path, opened.source.config, config.vocab, opened.context)
         helpers = Helpers.open(options, text)
     except BaseException:
         opened.records.close()

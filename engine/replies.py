@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diskmoe.engine.stats import RunStats
+from diskmoe.engine.tools.parts import Argued, Called, Part, Said
 
-_FINISHED = {"stop token": "stop", "stop string": "stop", "grammar complete": "stop"}
+_FINISHED = ("stop token", "stop string", "grammar complete", "tool call")
 
 
-def finish_reason(stats: RunStats) -> str:
-    return _FINISHED.get(stats.stop_reason, "length")
+def finish_reason(stats: RunStats, called: bool = False) -> str:
+    """called: tools are; what is cut short within a call is "length" all the same."""
+    if stats.stop_reason not in _FINISHED:
+        return "length"
+    return "tool_calls" if called else "stop"
 
 
 @dataclass
@@ -33,13 +37,11 @@ class Reply:
         self, message: Mapping[str, Any], stats: RunStats, logprobs: Any = None
     ) -> dict[str, Any]:
         """The answer to a request that is no stream: a chat's message, or ``{"content": text}``."""
-        reason = finish_reason(stats)
+        reason = finish_reason(stats, bool(message.get("tool_calls")))
         if self.chat:
             choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", **message}}
         else:
             choice = {"index": 0, "text": message["content"]}
-        if message.get("tool_calls"):
-            reason = "tool_calls"
         choice |= {"logprobs": logprobs, "finish_reason": reason}
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head(kind), "choices": [choice], "usage": usage(stats)}
@@ -48,15 +50,26 @@ class Reply:
         """What a chat's stream begins with."""
         return self._chunk({"role": "assistant", "content": ""}, None)
 
-    def piece(self, text: str, reasoning: bool = False, logprobs: Any = None) -> dict[str, Any]:
+    def part(self, part: Part, logprobs: Any = None) -> dict[str, Any]:
+        """A part of the answer, as the next chunk of a stream."""
+        if isinstance(part, Called):
+            function = {"name": part.name, "arguments": ""}
+            call = {"index": part.index, "id": part.id, "type": "function", "function": function}
+            return self._chunk({"tool_calls": [call]}, None, logprobs)
+        if isinstance(part, Argued):
+            call = {"index": part.index, "function": {"arguments": part.text}}
+            return self._chunk({"tool_calls": [call]}, None, logprobs)
         if not self.chat:
-            return self._text_chunk(text, None, logprobs)
-        delta = {"reasoning_content" if reasoning else "content": text}
+            return self._text_chunk(part.text, None, logprobs)
+        reasoning = isinstance(part, Said) and part.reasoning
+        delta = {"reasoning_content" if reasoning else "content": part.text}
         return self._chunk(delta, None, logprobs)
 
-    def last(self, stats: RunStats) -> dict[str, Any]:
-        reason = finish_reason(stats)
-        return self._chunk({}, reason) if self.chat else self._text_chunk("", reason)
+    def last(self, stats: RunStats, called: bool = False, logprobs: Any = None) -> dict[str, Any]:
+        reason = finish_reason(stats, called)
+        if self.chat:
+            return self._chunk({}, reason, logprobs)
+        return self._text_chunk("", reason, logprobs)
 
     def usage(self, stats: RunStats) -> dict[str, Any]:
         """Behind the last one, where it is asked for."""

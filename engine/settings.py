@@ -260,9 +260,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "GRAMMAR_DRAFT",
-        integer(1, MAX_CAP),
+        integer(0, MAX_CAP),
         DEFAULT_CAP,
-        "most tokens that a grammar drafts at once",
+        "most tokens that a grammar drafts at once; 0 none",
         "N",
         "drafts",
     ),

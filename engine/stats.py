@@ -59,6 +59,8 @@ class Phase:
     wrong, and not among the miss bytes.
     forward_seconds: wall time inside forwards and of finding their drafts; computing is what is left
     without the wait.
+    seconds: wall time of the phase; what is left without the forwards chose tokens, made text, or
+    waited for other texts.
     """
 
     forwards: int = 0
@@ -77,8 +79,16 @@ class Phase:
 
     def add(self, before: Snapshot, after: Snapshot, rows: int, seconds: float) -> None:
         """Books one forward from the counters before and after it."""
+        self.count(rows)
+        self.book(before, after, seconds)
+
+    def count(self, rows: int) -> None:
+        """A forward of so many rows."""
         self.forwards += 1
         self.rows += rows
+
+    def book(self, before: Snapshot, after: Snapshot, seconds: float) -> None:
+        """What was done for a forward, or for a part of one."""
         self.forward_seconds += seconds
         for name, value in after.items():
             setattr(self, name, getattr(self, name) + value - before[name])
@@ -93,6 +103,16 @@ class Phase:
     def compute_seconds(self) -> float:
         """Seconds of the forwards that did not wait for a read."""
         return max(0.0, self.forward_seconds - self.read_wait_seconds)
+
+    @property
+    def other_seconds(self) -> float:
+        """Wall time between forwards."""
+        return max(0.0, self.seconds - self.forward_seconds)
+
+    def since(self, before: Phase) -> Phase:
+        """What was added to an earlier copy of this phase."""
+        names = [entry.name for entry in fields(self)]
+        return Phase(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
     @property
     def hidden_share(self) -> float | None:

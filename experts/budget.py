@@ -125,6 +125,7 @@ class MemoryRequest:
     mtp_whole: bool = (
         False  # whether it keeps all of its experts; else it has slots as other layers
     )
+    grammar_bytes: int = 0  # compiled grammars that are kept, and the making of one
 
     @property
     def wave_bytes(self) -> int:
@@ -142,7 +143,7 @@ class MemoryRequest:
         """Everything but the hot store, while the model runs."""
         dense_and_base = self.base_bytes + self.dense_bytes
         working = self.kv_bytes + self.scratch_bytes + self.wave_bytes
-        return dense_and_base + working + self.mtp_fixed_bytes
+        return dense_and_base + working + self.mtp_fixed_bytes + self.grammar_bytes
 
     @property
     def loading_bytes(self) -> int:
@@ -243,11 +244,13 @@ def _parts(request: MemoryRequest) -> str:
     waves = f", {request.wave_slots} slots for prompts {shown_bytes(request.wave_bytes)}"
     rows = f" for {request.prompt_rows} prompt rows at a time" if request.prompt_rows else ""
     mtp = f", MTP layer {shown_bytes(request.mtp_fixed_bytes)}" if request.mtp_slot_bytes else ""
+    grammars = f", grammars {shown_bytes(request.grammar_bytes)}" if request.grammar_bytes else ""
     return (
         f"interpreter and kernels {shown_bytes(request.base_bytes)}, "
         f"dense weights {shown_bytes(request.dense_bytes)}, "
         f"KV cache {shown_bytes(request.kv_bytes)}{positions}, "
         f"scratch {shown_bytes(request.scratch_bytes)}{rows}{waves if request.wave_slots else ''}{mtp}"
+        f"{grammars}"
     )
 
 
@@ -296,6 +299,7 @@ def plan_memory(
     prompt_rows: int | None = None,
     mtp_bytes: int = 0,
     mtp_slot_bytes: int = 0,
+    grammar_bytes: int = 0,
     available: Available | None = None,
 ) -> MemoryPlan:
     """Fit what a run needs (see `MemoryRequest`) in the budget: `budget_bytes`, or, when None, a
@@ -324,6 +328,7 @@ def plan_memory(
         mtp_bytes,
         mtp_slot_bytes,
         mtp_whole=0 < mtp_slot_bytes * n_experts <= MTP_WHOLE_SHARE * budget,
+        grammar_bytes=grammar_bytes,
     )
     if request.loading_bytes > budget:
         raise OutOfBudget(

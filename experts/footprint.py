@@ -19,18 +19,25 @@ def resident_bytes() -> int:
     return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
+def trim() -> None:
+    """Gives the system what the allocator keeps of freed memory."""
+    if sys.platform != "linux":
+        return
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not in musl
+    if release is not None:
+        release(0)
+
+
 def give_back() -> None:
-    """Gives the system what the allocator keeps of freed memory, and the compiler's own pages.
+    """`trim`, and the compiler's own pages.
 
     LLVM has 65 MB resident as soon as a kernel has been read; a page that is wanted again comes
     from the page cache. No thread may be compiling.
     """
     if sys.platform != "linux":
         return
+    trim()
     libc = ctypes.CDLL(None)
-    trim = getattr(libc, "malloc_trim", None)  # not in musl
-    if trim is not None:
-        trim(0)
     for begin, end in _unwritten_parts(_COMPILER):
         libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
 

@@ -14,9 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from diskmoe.experts.budget import Available, available_memory, shown_bytes
-from diskmoe.experts.footprint import resident_bytes
+from diskmoe.experts.footprint import resident_bytes, trim
 
 SECONDS = 1.0  # between two looks; one costs as much as a few file reads
+NEAR = 1 / 16  # of the budget: so close to it, freed memory that the allocator keeps is given back
+HELP_BYTES = 1 << 20  # that must come of it
+MOST_SECONDS = 32.0  # until it is tried again
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,17 @@ class MemoryWatch:
         say: Callable[[str], None],
         memory: Callable[[], Memory] = read_memory,
         clock: Callable[[], float] = time.monotonic,
+        trim: Callable[[], None] = trim,
     ) -> None:
+        self._trim = trim
         self._budget_bytes = budget_bytes
         self._shrink = shrink
         self._say = say
         self._memory = memory
         self._clock = clock
         self._looked = clock()
+        self._pause = SECONDS
+        self._trim_at = 0.0
         self._helpless = False  # said that nothing more can be given up
 
     def look(self) -> None:
@@ -75,7 +82,15 @@ class MemoryWatch:
         if now - self._looked < SECONDS:
             return
         self._looked = now
-        wanted, why = excess(self._memory(), self._budget_bytes)
+        memory = self._memory()
+        if excess(memory, int(self._budget_bytes * (1 - NEAR)))[0] and now >= self._trim_at:
+            self._trim()
+            before, memory = memory.resident_bytes, self._memory()
+            # where there is little to be had it is not asked for each second
+            helped = before - memory.resident_bytes > HELP_BYTES
+            self._pause = SECONDS if helped else min(2 * self._pause, MOST_SECONDS)
+            self._trim_at = now + self._pause
+        wanted, why = excess(memory, self._budget_bytes)
         if not wanted:
             self._helpless = False
             return

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from make_golden import FIXTURES as MODELS
+from golden_models import FIXTURES as MODELS
 from make_golden import LARGEST_FILE, LEAST_MARGIN, PROMPT, random_model, rows_text
 from mtp_oracle import MtpOracle
 from safetensors.torch import load_file, save_file

@@ -1,5 +1,6 @@
 """docs/settings.md, made from the table of settings."""
 
+from diskmoe.engine.commands import COMMANDS
 from diskmoe.engine.help import GROUPS, shown_default
 from diskmoe.engine.settings import PREFIX, SETTINGS, Setting
 
@@ -14,7 +15,9 @@ other programs too. `TEMP`, `DEBUG`, `JSON` and `PROMPT` mean something else on 
 ignored, with a note. A flag may be written `--ngen 64` or `--ngen=64`; a switch without a value is on.
 `auto`: decided from the model or the machine, and said when a run starts.
 
-A value out of its range is refused (exit code 2), and so is a `DISKMOE_` variable that there is not.
+A value out of its range is refused (exit code 2), and so is a `DISKMOE_` variable that there is not. What does
+not concern a command has no effect on it: a note says so of commands that run a model, others refuse the flag.
+`diskmoe bench COMMAND --help` tells which settings a benchmark heeds.
 """
 
 
@@ -22,7 +25,9 @@ def settings_page() -> str:
     parts = [HEAD]
     for group, title in GROUPS:
         parts.append(f"\n## {title[0].upper()}{title[1:]}\n")
-        parts.append("| setting | flag | default | values | meaning |\n|---|---|---|---|---|")
+        parts.append(
+            "| setting | flag | default | values | concerns | meaning |\n|---|---|---|---|---|---|"
+        )
         parts += [_row(setting) for setting in SETTINGS if setting.group == group]
         parts.append("")
     return "\n".join(parts)
@@ -31,8 +36,21 @@ def settings_page() -> str:
 def _row(setting: Setting) -> str:
     name = f"`{setting.name if setting.bare else PREFIX + setting.name}`"
     flag = f"`{setting.flag} {setting.kind}`" if setting.kind else f"`{setting.flag}`"
-    cells = [name, flag, shown_default(setting), _values(setting), setting.help]
+    cells = [
+        name,
+        flag,
+        shown_default(setting),
+        _values(setting),
+        _concerned(setting),
+        setting.help,
+    ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _concerned(setting: Setting) -> str:
+    """The commands that heed it."""
+    found = [name for name, command in COMMANDS.items() if setting.name in command.settings]
+    return "all" if len(found) == len(COMMANDS) else ", ".join(found)
 
 
 def _values(setting: Setting) -> str:

@@ -55,10 +55,14 @@ def blocks_of(page: str) -> Iterator[Block]:
     assert not first, f"the block of line {first} has no end"
 
 
+def prose_of(page: str) -> str:
+    """A page without its blocks."""
+    return re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+
+
 def spans_of(page: str) -> Iterator[str]:
     """Code within lines, but for that of blocks."""
-    outside = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
-    for _, span in re.findall(r"(`+)(.+?)\1(?!`)", outside, flags=re.DOTALL):
+    for _, span in re.findall(r"(`+)(.+?)\1(?!`)", prose_of(page), flags=re.DOTALL):
         yield " ".join(span.split())
 
 
@@ -81,7 +85,7 @@ def words_of(line: str) -> Iterator[tuple[list[str], dict[str, str]]]:
     first way is taken."""
     said = re.sub(r"\[(?=[-A-Z])|(?<=\w)\]|(?<=\.)\](?!\s*\d)", "", line)
     for call in re.split(r"\s(?:\||&&)\s", said):
-        words = shlex.split(call, comments=True)
+        words = shlex.split(call.partition(" > ")[0], comments=True)
         env = {}
         while words and _ASSIGNED.fullmatch(words[0]):
             name, _, value = words.pop(0).partition("=")

@@ -1,22 +1,21 @@
-"""The server as an ASGI application: routes, bounds, who may ask.
+"""The server as an ASGI application: routes, and the way of a request to the desk.
 
-The rules kept here: no path of a request leads to a file; what comes in is bounded before it is
-read; every refusal has OpenAI's form.
+The rules kept here: no path of a request leads to a file; every refusal has OpenAI's form; nothing
+that takes its time is done on the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from diskmoe.engine.decode import check_prompt
@@ -24,24 +23,26 @@ from diskmoe.engine.errors import BadGrammar, DiskMoeError
 from diskmoe.engine.replies import Reply
 from diskmoe.engine.server.answering import streamed, whole
 from diskmoe.engine.server.asked import Asked, chat_asked, completion_asked
-from diskmoe.engine.server.desk import Desk, Event
+from diskmoe.engine.server.desk import Desk, Ended, Event, Failed, Gone, Job
 from diskmoe.engine.server.fields import json_object
 from diskmoe.engine.server.languages import Languages
+from diskmoe.engine.server.leaving import Stream, unless_left
+from diskmoe.engine.server.live import Live
+from diskmoe.engine.server.mailbox import Mailbox
 from diskmoe.engine.server.metrics import metrics
+from diskmoe.engine.server.page import page
 from diskmoe.engine.server.refusals import Refusal, refusal_of
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+from diskmoe.engine.server.rules import Rules
+from diskmoe.engine.tools.calling import Calling
+from diskmoe.engine.writer import Writer
+from diskmoe.grammar_draft.patience import patient
 
 Handler = Callable[[Request], Awaitable[Response]]
+Understand = Callable[..., Asked]
 
-
-@dataclass(frozen=True)
-class Rules:
-    """Who may ask, and how much."""
-
-    api_key: str | None = None
-    most_bytes: int = 8 << 20  # of a request's body
-    hosts: tuple[str, ...] | None = LOOPBACK  # names that a request may call us by; None: any
+# requests with these wait for each other's grammars, and no other request does
+OF_GRAMMARS = {"grammar", "response_format", "tools"}
+THREADS = 2
 
 
 class Server:
@@ -55,6 +56,10 @@ class Server:
         self._name = desk.model.opened.name
         self._created = created
         self._languages = languages or Languages()
+        self._page_itself = page()
+        self.calling = Calling.of(desk.model.text)
+        self._texts = ThreadPoolExecutor(THREADS, "diskmoe-request")
+        self._grammars = ThreadPoolExecutor(THREADS, "diskmoe-grammar")
         routes = [
             Route("/v1/chat/completions", self._open(self._chat), methods=["POST"]),
             Route("/v1/completions", self._open(self._complete), methods=["POST"]),
@@ -62,15 +67,18 @@ class Server:
             Route("/v1/models/{name}", self._open(self._model), methods=["GET"]),
             Route("/metrics", self._open(self._metrics), methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
+            Route("/live", self._open(Live(desk).respond), methods=["GET"]),
+            Route("/", self._page, methods=["GET"]),
         ]
         refused = {Refusal: _refused, HTTPException: _refused_by_path, Exception: self._failed}
         self.app = Starlette(routes=routes, exception_handlers=refused)  # pyright: ignore[reportArgumentType]
+        self.app.router.redirect_slashes = False
 
     def _open(self, handler: Handler) -> Handler:
         """The handler for those who may ask."""
 
         async def checked(request: Request) -> Response:
-            self._check(request)
+            self._rules.check(request.headers)
             try:
                 return await handler(request)
             except (DiskMoeError, BadGrammar) as error:
@@ -78,67 +86,48 @@ class Server:
 
         return checked
 
-    def _check(self, request: Request) -> None:
-        rules = self._rules
-        if rules.api_key is not None:
-            given = request.headers.get("authorization", "")
-            wanted = f"Bearer {rules.api_key}"
-            if not hmac.compare_digest(given.encode(), wanted.encode()):
-                raise Refusal(
-                    401,
-                    "the API key is missing or wrong: send Authorization: Bearer KEY",
-                    code="invalid_api_key",
-                )
-        elif rules.hosts is not None:
-            # a page of another site can make a browser ask us under that site's name
-            host = request.headers.get("host", "")
-            name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-            if name not in rules.hosts:
-                raise Refusal(403, f"this server is not called {name[:80]!r}")
-
     async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, chat_asked)
+        return await self._answer(request, partial(chat_asked, calling=self.calling))
 
     async def _complete(self, request: Request) -> Response:
         return await self._answer(request, completion_asked)
 
-    async def _answer(self, request: Request, understood: Callable[..., Asked]) -> Response:
-        values = json_object(await self._body(request))
-        desk = self._desk
-        # templates and tokenizers take their time: not in the way of other clients
-        asked = await asyncio.to_thread(
-            understood, values, desk.model.text, self._name, self._languages
-        )
-        check_prompt(asked.prompt.ids, desk.model.config.vocab, desk.model.opened.context)
+    async def _answer(self, request: Request, understood: Understand) -> Response:
+        values = json_object(await self._rules.body(request))
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event] = asyncio.Queue()
-
-        def emit(found: Event) -> None:
-            with suppress(RuntimeError):  # the loop has ended: nobody listens
-                loop.call_soon_threadsafe(events.put_nowait, found)
-
-        job = desk.submit(asked, emit)
-        reply = Reply(self._name, asked.chat)
-        if asked.stream:
-            head = {"cache-control": "no-store", "x-accel-buffering": "no"}
-            body = streamed(job, events, reply, asked)
-            return StreamingResponse(body, media_type="text/event-stream", headers=head)
-        return JSONResponse(await whole(request, job, events, reply))
-
-    async def _body(self, request: Request) -> bytes:
-        most, body = self._rules.most_bytes, bytearray()
-        too_long = Refusal(413, f"the body is longer than {most} bytes", code="body_too_long")
-        with suppress(ValueError):
-            if int(request.headers.get("content-length", 0)) > most:
-                raise too_long
+        events: Mailbox[Event] = Mailbox(urgent=(Ended, Failed))
+        job = self._desk.enter(events.put)
         try:
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > most:
-                    raise too_long
-        except ClientDisconnect:
-            raise Refusal(499, "the client has left") from None
-        return bytes(body)
+            # templates, tokenizers and grammars take their time: not in the way of other clients
+            pool = self._grammars if values.keys() & OF_GRAMMARS else self._texts
+            asked = await unless_left(
+                request, loop.run_in_executor(pool, self._ready, values, understood, job)
+            )
+            reply, text = Reply(self._name, asked.chat), self._desk.model.text
+            writer = Writer(reply, text, asked.logprobs is not None)
+            self._desk.submit(job, asked)
+        except BaseException as error:
+            refusal = job.refusal
+            job.cancel()
+            if isinstance(error, Gone):
+                raise refusal from None
+            raise
+        if asked.stream:
+            return Stream(streamed(job, events, writer, asked.usage_at_end), job.cancel)
+        return JSONResponse(await whole(request, job, events, writer))
+
+    def _ready(self, values: Mapping[str, Any], understood: Understand, job: Job) -> Asked:
+        """What is asked for, checked, its grammar compiled; Gone as soon as nobody wants it."""
+        model = self._desk.model
+        with patient(job.check):
+            job.check()
+            try:
+                asked = understood(values, model.text, self._name, self._languages)
+            except RecursionError:
+                raise Refusal(400, "the request is nested too deeply") from None
+            check_prompt(asked.prompt.ids, model.config.vocab, model.opened.context)
+            model.make_ready(asked.wanted, asked.prompt)
+            return asked
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})
@@ -165,6 +154,12 @@ class Server:
 
     async def _metrics(self, request: Request) -> Response:
         return PlainTextResponse(metrics(self._desk), media_type="text/plain; version=0.0.4")
+
+    async def _page(self, request: Request) -> Response:
+        """For everybody who knows us: it has no secrets, and asks for the key itself."""
+        if self._rules.api_key is None:
+            self._rules.check(request.headers)
+        return self._page_itself
 
     async def _health(self, request: Request) -> Response:
         desk = self._desk

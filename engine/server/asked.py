@@ -5,22 +5,28 @@ The rule of this file: a field that changes the text is done or refused; nothing
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from diskmoe.engine.constraining import ThinkBudget, Wanted
+from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.sampling import Sampling
 from diskmoe.engine.server.fields import Fields
-from diskmoe.engine.server.languages import Languages
+from diskmoe.engine.server.languages import Languages, triggers_asked
+from diskmoe.engine.server.messages import messages_asked
 from diskmoe.engine.server.refusals import Refusal
+from diskmoe.engine.server.thoughts import thinking_asked
 from diskmoe.engine.text.side import Prompt, TextSide
+from diskmoe.engine.tools.calling import CALLS_NOTHING, Calling
+from diskmoe.engine.tools.enforcing import Enforcing
+from diskmoe.engine.tools.toolbox import Toolbox
 from diskmoe.grammar_draft.rules import Grammar
 
 MOST_STOPS = 16
+MOST_LOGPROBS = 20  # likeliest tokens beside each
 MOST_TOKENS = 10_000_000
 _CLIENTS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
@@ -35,15 +41,26 @@ class Asked:
     usage_at_end: bool  # of a stream
     chat: bool
     grammar: Grammar | None  # that the answer must follow
+    triggers: tuple[str, ...] = ()  # of which the first begins the grammar; none: the answer does
+    thinking: ThinkBudget | None = None
+    logprobs: int | None = None  # so many of the likeliest tokens beside each; None: of none
+    calling: Calling = CALLS_NOTHING
+    toolbox: Toolbox | None = None  # tools that the answer may call
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is to constrain the answer."""
+        mode = "0" if self.grammar is None else "1"
+        return Wanted(self.grammar, mode, self.triggers, self.thinking)
 
 
 def chat_asked(
-    values: Mapping[str, Any], text: TextSide, model: str, languages: Languages
+    values: Mapping[str, Any], text: TextSide, model: str, languages: Languages, calling: Calling
 ) -> Asked:
     """``/v1/chat/completions``. Refusal: a field that is no good, or that asks for what is not done."""
     fields = Fields(values)
     _check_model(fields, model)
-    messages = _messages(fields)
+    messages = messages_asked(fields)
     options = fields.mapping("chat_template_kwargs")
     effort = fields.text("reasoning_effort")
     if effort is not None:
@@ -51,16 +68,49 @@ def chat_asked(
     for name in ("messages", "tools", "add_generation_prompt"):
         if name in options:
             raise Refusal(400, f"chat_template_kwargs.{name} is set by the request itself")
-    for name in ("tools", "functions"):
-        fields.only(name, [])
-    for name in ("tool_choice", "function_call"):
-        fields.only(name, "none", "auto")
+    fields.only("functions", [])
+    fields.only("function_call", "none", "auto")
     fields.only("modalities", ["text"])
-    fields.ignore("parallel_tool_calls")
+    toolbox = _toolbox(fields)
     limit = _limit(fields, "max_completion_tokens", "max_tokens")
-    grammar = languages.asked(fields, text)
-    return _asked(
-        fields, text, lambda: text.encode_chat(messages, **options), limit, grammar, chat=True
+    noted = fields.flag("logprobs")
+    top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
+    if top and not noted:
+        raise fields.refuse("top_logprobs", "left out, or beside logprobs: true")
+    asked = _asked(
+        fields,
+        text,
+        lambda: calling.encode(text, messages, toolbox, **options),
+        limit,
+        languages.asked(fields, text),
+        chat=True,
+    )
+    asked = replace(asked, logprobs=(top or 0) if noted else None, calling=calling)
+    return asked if toolbox is None else _with_tools(asked, toolbox, text, languages)
+
+
+def _toolbox(fields: Fields) -> Toolbox | None:
+    """Tools, and what is wanted of them."""
+    several = fields.flag("parallel_tool_calls", True)
+    try:
+        return Toolbox.of(fields.take("tools"), fields.take("tool_choice"), several)
+    except BadRequest as error:
+        raise Refusal(400, str(error), param=str(error).split(" ")[0]) from None
+
+
+def _with_tools(asked: Asked, toolbox: Toolbox, text: TextSide, languages: Languages) -> Asked:
+    """What is asked for, its calls enforced as far as they are to be."""
+    asked = replace(asked, toolbox=toolbox)
+    enforcing = Enforcing(asked.calling.need(), toolbox, asked.grammar)
+    if not enforcing.needed:
+        return asked
+    if asked.triggers:
+        raise Refusal(400, "grammar_triggers must be left out beside tools", "grammar_triggers")
+    return replace(
+        asked,
+        grammar=languages.of_calls(enforcing, text),
+        triggers=enforcing.triggers,
+        thinking=asked.thinking or enforcing.thinking(text, asked.prompt),
     )
 
 
@@ -76,6 +126,10 @@ def completion_asked(
     for name, neutral in (("echo", False), ("best_of", 1), ("suffix", None), ("suffix", "")):
         fields.only(name, neutral)
     limit = _limit(fields, "max_tokens")
+    top = None
+    if fields.take("logprobs") is not False:  # what some clients write for none
+        top = fields.whole("logprobs", 0, MOST_LOGPROBS)
+    fields.only("top_logprobs", 0)
 
     def prompt() -> Prompt:
         if isinstance(given, str):
@@ -86,7 +140,8 @@ def completion_asked(
         return Prompt(tuple(given), "given as token ids", in_chat=False)
 
     grammar = languages.asked(fields, text)
-    return _asked(fields, text, prompt, 16 if limit is None else limit, grammar, chat=False)
+    limit = 16 if limit is None else limit
+    return replace(_asked(fields, text, prompt, limit, grammar, chat=False), logprobs=top)
 
 
 def _asked(
@@ -108,15 +163,17 @@ def _asked(
     inner.ignore("include_obfuscation")
     inner.end()
     fields.only("n", 1)
-    fields.only("logprobs", False, 0)
-    fields.only("top_logprobs", 0)
     fields.only("logit_bias", {})
     for name in ("frequency_penalty", "presence_penalty"):
         fields.only(name, 0)
     fields.only("repetition_penalty", 1)
+    triggers = triggers_asked(fields, grammar)
+    thinking = thinking_asked(fields, text)
     fields.ignore(*_CLIENTS)
     fields.end()
-    return Asked(prompt(), sampling, limit, stop, stream, usage_at_end, chat, grammar)
+    return Asked(
+        prompt(), sampling, limit, stop, stream, usage_at_end, chat, grammar, triggers, thinking
+    )
 
 
 def _check_model(fields: Fields, model: str) -> None:
@@ -149,72 +206,3 @@ def _sampling(fields: Fields, defaults: Mapping[str, Any]) -> Sampling:
     seed = fields.whole("seed", -(2**63), 2**63 - 1)
     chosen = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     return Sampling(**chosen, seed=None if seed is None else seed % 2**63)
-
-
-def _messages(fields: Fields) -> list[dict[str, Any]]:
-    found = fields.take("messages")
-    if not isinstance(found, list) or not found:
-        raise fields.refuse("messages", "a list of at least one message")
-    return [_message(each, number) for number, each in enumerate(found)]
-
-
-def _message(given: Any, number: int) -> dict[str, Any]:
-    at = f"messages[{number}]"
-    if not isinstance(given, dict):
-        raise Refusal(400, f"{at} must be an object with role and content", param=at)
-    fields = Fields(given, f"{at}.")
-    role = fields.one_of("role", _ROLES, None)
-    if role is None:
-        raise fields.refuse("role", "one of " + ", ".join(_ROLES))
-    message: dict[str, Any] = {"role": "system" if role == "developer" else role}
-    message["content"] = _content(fields)
-    for name in ("reasoning_content", "tool_call_id", "name"):
-        value = fields.text(name)
-        if value is not None:
-            message[name] = value
-    calls = fields.take("tool_calls")
-    if calls:
-        message["tool_calls"] = _calls(calls, at)
-    elif message["content"] is None:
-        raise fields.refuse("content", "a string, or a list of text parts")
-    fields.ignore("refusal", "annotations", "audio", "function_call")
-    fields.end()
-    return message
-
-
-def _content(fields: Fields) -> str | None:
-    found = fields.take("content")
-    if found is None or isinstance(found, str):
-        return found
-    if not isinstance(found, list):
-        raise fields.refuse("content", "a string, or a list of text parts")
-    parts: list[str] = []
-    for part in found:
-        if not isinstance(part, dict) or part.get("type") not in ("text", "refusal"):
-            raise fields.refuse("content", "of text parts: nothing else is understood")
-        text = part.get(part["type"])
-        if not isinstance(text, str):
-            raise fields.refuse("content", "of parts that have a text")
-        parts.append(text)
-    return "".join(parts)
-
-
-def _calls(given: Any, at: str) -> Sequence[dict[str, Any]]:
-    """Calls of an earlier answer, with arguments as objects: what templates render."""
-    calls: list[dict[str, Any]] = []
-    for given_call in given if isinstance(given, list) else [None]:
-        call: dict[str, Any] = given_call if isinstance(given_call, dict) else {}
-        function = call.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Refusal(400, f"{at}.tool_calls must be a list of function calls", param=at)
-        arguments = function.get("arguments", {})
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments or "{}")
-            except (ValueError, RecursionError):
-                raise Refusal(
-                    400, f"{at}.tool_calls: the arguments of {function['name'][:60]} are not JSON"
-                ) from None
-        inner = {"name": function["name"], "arguments": arguments}
-        calls.append({"id": call.get("id"), "type": "function", "function": inner})
-    return calls

@@ -8,17 +8,28 @@ fields.end()                              # refuses what nobody has taken
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diskmoe.engine.server.refusals import Refusal
 from diskmoe.engine.setting_values import did_you_mean
 
+MOST_CHARACTERS = 4000  # of texts that each token is compared with
+MOST_PARTS = 300_000  # of a body's JSON: each takes memory, however short it is
+_PARTS = (b",", b"[", b"{")
+
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """The object that a request's body is. Refusal when it is none."""
+    """The object that a request's body is. Refusal when it is none, or can be read in two ways."""
+    if not body.strip():
+        raise Refusal(400, "the body is empty: send a JSON object")
+    if max(map(body.count, _PARTS)) > MOST_PARTS:
+        raise Refusal(400, f"the body's JSON has more than {MOST_PARTS} parts: send less")
     try:
-        found = json.loads(body.decode())
+        found = json.loads(
+            body.decode(), object_pairs_hook=_object, parse_float=_finite, parse_constant=_finite
+        )
     except UnicodeDecodeError as error:
         raise Refusal(400, f"the body is not UTF-8: byte {error.start} of {len(body)}") from None
     except json.JSONDecodeError as error:
@@ -27,11 +38,27 @@ def json_object(body: bytes) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise Refusal(400, "the body's JSON is nested too deeply") from None
-    except ValueError as error:  # a number of too many digits
-        raise Refusal(400, f"the body is not JSON: {error}") from None
+    except ValueError:
+        raise Refusal(400, "the body has a number of too many digits") from None
     if not isinstance(found, dict):
         raise Refusal(400, f"the body is {_kind(found)}; it must be a JSON object")
     return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise Refusal(400, f"the body says {_cut(json.dumps(twice))} twice: say it once")
+    return found
+
+
+def _finite(word: str) -> float:
+    value = float(word)
+    if not math.isfinite(value):
+        raise Refusal(400, f"the body has the number {_cut(word)}: numbers are finite")
+    return value
 
 
 class Fields:
@@ -56,8 +83,7 @@ class Fields:
 
     def refuse(self, name: str, must: str) -> Refusal:
         """A field's value is not what it must be."""
-        shown = json.dumps(self._values.get(name), ensure_ascii=False)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        shown = _cut(json.dumps(self._values.get(name), ensure_ascii=False))
         at = self._where + name
         return Refusal(400, f"{at} is {shown}; it must be {must}", param=at)
 
@@ -102,14 +128,19 @@ class Fields:
         return found
 
     def texts(self, name: str, most: int) -> tuple[str, ...]:
-        """A string or a list of at most so many, none empty."""
+        """A string or a list of at most so many, none empty, of bounded length together."""
         found = self.take(name)
         if found is None:
             return ()
         several = [found] if isinstance(found, str) else found
         fits = isinstance(several, list) and len(several) <= most
-        if not fits or not all(isinstance(each, str) and each for each in several):
-            raise self.refuse(name, f"a string or a list of at most {most} strings, none empty")
+        fits = fits and all(isinstance(each, str) and each for each in several)
+        if not fits or sum(map(len, several)) > MOST_CHARACTERS:
+            raise self.refuse(
+                name,
+                f"a string or a list of at most {most} strings, none empty, of at most "
+                f"{MOST_CHARACTERS} characters together",
+            )
         return tuple(several)
 
     def mapping(self, name: str) -> dict[str, Any]:
@@ -123,7 +154,7 @@ class Fields:
     def only(self, name: str, *neutral: Any) -> None:
         """A field that is understood, but for these values: what else it asks for is not done."""
         found = self.take(name)
-        if found is not None and found not in neutral:
+        if found is not None and not any(_is(found, value) for value in neutral):
             wanted = " or ".join(json.dumps(value) for value in neutral)
             raise self.refuse(name, f"{wanted}: nothing else is supported")
 
@@ -136,9 +167,17 @@ class Fields:
         """Refuses a field that nobody has taken."""
         for name in self._left:
             hint = did_you_mean(name, self._known)
-            at = self._where + name
-            shown = at if len(at) <= 80 else at[:77] + "..."
+            shown = _cut(self._where + name, 80)
             raise Refusal(400, f"unknown parameter {shown}{hint}", param=shown)
+
+
+def _is(found: Any, value: Any) -> bool:
+    """Equal, where true is not 1."""
+    return found == value and isinstance(found, bool) == isinstance(value, bool)
+
+
+def _cut(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _kind(value: Any) -> str:

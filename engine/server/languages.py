@@ -14,11 +14,13 @@ from typing import Any
 from diskmoe.engine.server.fields import Fields
 from diskmoe.engine.server.refusals import Refusal
 from diskmoe.engine.text.side import TextSide
+from diskmoe.engine.tools.enforcing import Enforcing
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.languages import from_gbnf, from_schema
 from diskmoe.grammar_draft.rules import Grammar
 
 KEPT_BYTES = 8 << 20  # of grammars, about
+MOST_TRIGGERS = 16
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -58,15 +60,22 @@ class Languages:
             lambda: from_schema(schema, whitespace=self._blanks, lax=self._lax),
         )
 
+    def of_calls(self, enforcing: Enforcing, text: TextSide) -> Grammar:
+        """What an answer that may call tools must follow. Refusal: a tool's schema cannot be used."""
+        beside = enforcing.beside
+        if beside is not None and not enforcing.toolbox.must:  # seldom, and has no key
+            return self._refusing("tools", lambda: enforcing.grammar(text, self._blanks, self._lax))
+        toolbox = enforcing.toolbox
+        tools = [(tool.name, tool.strict, tool.parameters) for tool in toolbox.only]
+        key = "calls " + json.dumps([tools, toolbox.must, toolbox.several])
+        return self._made(key, "tools", lambda: enforcing.grammar(text, self._blanks, self._lax))
+
     def _made(self, key: str, param: str, make: Callable[[], Grammar]) -> Grammar:
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        try:
-            grammar = make()
-        except BadGrammar as error:
-            raise Refusal(400, " ".join(str(error).split()), param=param) from None
+        grammar = self._refusing(param, make)
         with self._lock:
             self._kept[key] = grammar
             size = sum(len(other) + made.nbytes for other, made in self._kept.items())
@@ -74,6 +83,20 @@ class Languages:
                 other, made = self._kept.popitem(last=False)
                 size -= len(other) + made.nbytes
         return grammar
+
+    def _refusing(self, param: str, make: Callable[[], Grammar]) -> Grammar:
+        try:
+            return make()
+        except BadGrammar as error:
+            raise Refusal(400, " ".join(str(error).split()), param=param) from None
+
+
+def triggers_asked(fields: Fields, grammar: Grammar | None) -> tuple[str, ...]:
+    """What `grammar_triggers` says: words, /patterns/ or <[ids]> of tokens, as TRIGGER has them."""
+    triggers = fields.texts("grammar_triggers", MOST_TRIGGERS)
+    if triggers and grammar is None:
+        raise fields.refuse("grammar_triggers", "beside the grammar or schema that they begin")
+    return triggers
 
 
 def _schema(fields: Fields) -> Any:

@@ -13,7 +13,7 @@ other half, and text that may turn out to be a stop string waits until it is dec
 """
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from diskmoe.engine.errors import BadRequest
@@ -29,7 +29,8 @@ class TextStream:
     The pieces together are the tokens' bytes decoded as UTF-8 (invalid bytes become U+FFFD), cut
     before the first stop string. The first is the one that is complete first, the longest if
     several end together, so the cut does not depend on how ids are grouped into pushes. A special
-    token prints nothing, but ends the text when it is named as a stop string.
+    token prints nothing unless it is to be shown, but ends the text when it is named as a stop
+    string.
 
     `stopped` is the stop string that ended the text, else None; `consumed` counts the ids taken,
     the one that completed the stop string included. Ids after it are ignored.
@@ -40,9 +41,11 @@ class TextStream:
         tokenizer: TextTokenizer,
         stops: Sequence[str] = (),
         skip_leading_space: bool = False,
+        shown: Container[int] = (),
     ):
         """`skip_leading_space`: drop a space at the very start, as a chat answer from a
-        SentencePiece tokenizer needs (`tokenizer.leading_space`)."""
+        SentencePiece tokenizer needs (`tokenizer.leading_space`). `shown`: special tokens that are
+        printed as they are written."""
         if not all(isinstance(stop, str) and stop for stop in stops):
             raise BadRequest("a stop string must be a text that is not empty")
         self.stopped: str | None = None
@@ -52,6 +55,7 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""  # decoded, but a stop string may begin in it
         self._at_start = skip_leading_space
+        self._shown = shown
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that is certain after these ids; empty after a stop."""
@@ -68,6 +72,8 @@ class TextStream:
                 pieces.append(self.flush())
                 if self.stopped is None:
                     self.stopped = name
+            elif token_id in self._shown:
+                pieces.append(self._advance(self._decoder.decode(name.encode())))
         return "".join(pieces)
 
     def flush(self) -> str:
@@ -94,13 +100,13 @@ class TextStream:
             _, start, self.stopped = min(found)
             text, self._held = self._held[:start], ""
             return text
-        keep = max((_begun(self._held, stop) for stop in self._stops), default=0)
+        keep = max((begun(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut:]
         return text
 
 
-def _begun(text: str, stop: str) -> int:
+def begun(text: str, stop: str) -> int:
     """How many characters of `stop` the end of `text` already has (not all of them)."""
     for n in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:n]):

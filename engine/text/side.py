@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -62,9 +63,12 @@ class TextSide:
     turn_ends: Mapping[int, str]
     sampling_defaults: Mapping[str, Any]
     notes: tuple[str, ...]
+    longest: int | None = None  # tokens that a prompt may have, where it is known
 
     @classmethod
-    def load(cls, path: Path, config: dict[str, Any], vocab_size: int) -> TextSide:
+    def load(
+        cls, path: Path, config: dict[str, Any], vocab_size: int, longest: int | None = None
+    ) -> TextSide:
         """Reads the files beside the weights.
 
         Raises:
@@ -84,7 +88,7 @@ class TextSide:
             ends = {token: text for token, text in ends.items() if token not in stops}
         defaults = _sampling_defaults(generation, generation_path)
         notes = (*_not_applied(generation, generation_path), *_odd_stops(stops, sources, tokenizer))
-        return cls(path, tokenizer, template, stops, sources, ends, defaults, notes)
+        return cls(path, tokenizer, template, stops, sources, ends, defaults, notes, longest)
 
     def encode_prompt(self, prompt: str, chat: str = "auto", system: str | None = None) -> Prompt:
         """A prompt's token ids, with the chat template around it or without.
@@ -95,7 +99,8 @@ class TextSide:
             system: the system message, where there is a template.
 
         Raises:
-            BadRequest: no tokenizer, no template though one was asked for, an empty prompt.
+            BadRequest: no tokenizer, no template though one was asked for, an empty prompt, or one
+                that is far too long.
         """
         if self.tokenizer is None:
             raise BadRequest(
@@ -104,7 +109,8 @@ class TextSide:
         if chat not in _MODES:
             raise BadRequest(f"chat is {chat!r}; it must be auto, 1 or 0")
         mode = cast(Literal["auto", "chat", "raw"], _MODES[chat])
-        ids, how = prepare_prompt(prompt, mode, self.tokenizer, self.template, system)
+        tokenizer = replace(self.tokenizer, most=self.longest)
+        ids, how = prepare_prompt(prompt, mode, tokenizer, self.template, system)
         in_chat = mode == "chat" or (mode == "auto" and self.template is not None)
         return Prompt(tuple(ids), how, in_chat)
 
@@ -116,12 +122,14 @@ class TextSide:
             options: the template's own, such as tools or enable_thinking.
 
         Raises:
-            BadRequest: no tokenizer or no chat template; messages that the template refuses.
+            BadRequest: no tokenizer or no chat template; messages that the template refuses, or that
+                are far too long.
         """
         if self.tokenizer is None or self.template is None:
             what = "tokenizer.json" if self.tokenizer is None else "chat template"
             raise BadRequest(f"{self.path} has no {what}: it cannot be chatted with")
-        ids = chat_ids(messages, self.tokenizer, self.template, **options)
+        tokenizer = replace(self.tokenizer, most=self.longest)
+        ids = chat_ids(messages, tokenizer, self.template, **options)
         return Prompt(tuple(ids), f"chat template ({self.template.source})", in_chat=True)
 
     @property
@@ -139,6 +147,16 @@ class TextSide:
                 latest = next((i for i in reversed(ids) if i in (opening, closing)), closing)
                 return tags, latest == opening
         return None, False
+
+    def may_think(self, ids: Sequence[int]) -> bool:
+        """Whether an answer to a prompt may begin a thinking block: the model has them, and the
+        prompt does not end with one."""
+        tags, inside = self.thinking(ids)
+        if tags is None or self.tokenizer is None or inside:
+            return False
+        closing = self.tokenizer.token_id(tags[1])
+        behind = list(takewhile(lambda token: token != closing, reversed(ids)))
+        return len(behind) == len(ids) or bool(self.tokenizer.decode_bytes(behind).strip())
 
     def stops(self, in_chat: bool) -> frozenset[int]:
         """The tokens that end a text."""

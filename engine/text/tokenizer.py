@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 TOKENIZER_LIMIT_BYTES = 128 << 20  # the largest in use (Gemma, Llama 4) are about 33 MB
 
+_SLICE = 16_384  # characters
+_DENSE = 8  # characters of a token, in a text that is worth being encoded at once
+_SEAM = 64  # tokens more than in one piece that a slice may have
+
 PROBES = (
     "Hello, world!",
     " leading space",
@@ -66,6 +70,7 @@ class TextTokenizer:
     prefix_ids: tuple[int, ...]  # what `special=True` puts before a text (BOS)
     suffix_ids: tuple[int, ...]
     backend: tokenizers.Tokenizer
+    most: int | None = None  # tokens of a text, as far as it costs little to know
 
     @property
     def valid_count(self) -> int:
@@ -89,17 +94,33 @@ class TextTokenizer:
         return mask
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Token ids of `text`; BadRequest when it is not valid Unicode.
+        """Token ids of `text`; BadRequest when it is not valid Unicode, or has far more tokens than
+        `most`.
 
         Special tokens written out in the text are recognised either way. `special` adds what the
         model expects around raw text (BOS), but not a second time where the text has it already;
         a rendered chat template brings its own and is encoded without.
         """
+        if self.most is not None:
+            self._refuse_endless(text, self.most)
         ids = _encode(self.backend, text, self.path)
         if not special:
             return ids
         has_prefix = bool(self.prefix_ids) and tuple(ids[: len(self.prefix_ids)]) == self.prefix_ids
         return [*(() if has_prefix else self.prefix_ids), *ids, *self.suffix_ids]
+
+    def _refuse_endless(self, text: str, most: int) -> None:
+        """Counts slice by slice: the library takes 100 bytes and more for each character."""
+        if len(text) <= _SLICE + _DENSE * most:
+            return
+        count = 0
+        for begin in range(0, len(text), _SLICE):
+            count += len(_encode(self.backend, text[begin : begin + _SLICE], self.path)) - _SEAM
+            if count > most:
+                raise BadRequest(
+                    f"the prompt has {len(text)} characters, in the first {begin + _SLICE} of them "
+                    f"more than {most} tokens, and CTX is {most}: shorten it or set a larger CTX"
+                )
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that these tokens print, a leading space included."""

@@ -78,7 +78,10 @@ class Compiler:
         self._queue: list[Node] = []
 
     def compile(self) -> Grammar:
-        root = self.rule(self.keywords.node(self.document.root))
+        return self.finish(self.rule(self.keywords.node(self.document.root)))
+
+    def finish(self, root: Ref) -> Grammar:
+        """The grammar of a rule, with all that it leads to."""
         while self._queue:
             breathe()
             node = self._queue.pop()
@@ -144,11 +147,11 @@ class Compiler:
             if facts.types == ALL and not facts.excluded and not any(map(facts.rest_of, TYPES)):
                 return [(self.made.shared("value"),)]
             for kind in kinds(facts):
-                self._of_type(kind, facts, label, words, found)
+                self.of_type(kind, facts, label, words, found)
         listed = trie(self.made, [(text.encode(), ()) for text in words], label)
         return [*listed, *found]
 
-    def _of_type(
+    def of_type(
         self,
         kind: str,
         facts: Facts,
@@ -156,6 +159,7 @@ class Compiler:
         words: dict[str, None],
         found: dict[Alternative, None],
     ) -> None:
+        """Adds the JSON of one type to words that are listed, or to other alternatives."""
         if kind in ("null", "boolean"):
             for value in (None,) if kind == "null" else (True, False):
                 if not any(other is value for other in facts.excluded):

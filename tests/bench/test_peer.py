@@ -98,21 +98,27 @@ def test_our_text_run_is_greedy_raw_and_as_long(written: Written, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("does", "message"),
+    ("does", "message", "seconds"),
     [
-        ("sys.exit('cannot read it\\nout of luck')", "failed with code 1; it said: cannot read"),
-        ("import os; os.kill(os.getpid(), 9)", "was ended by signal 9, as by a lack of memory"),
-        ("print('hello')", "printed no speed of decoding; the end of what it said: hello"),
-        ("time.sleep(60)", "run 1 of llama.cpp did not end in 1 s"),
+        (
+            "sys.exit('cannot read it\\nout of luck')",
+            "failed with code 1; it said: cannot read",
+            60,
+        ),
+        ("import os; os.kill(os.getpid(), 9)", "was ended by signal 9, as by a lack of memory", 60),
+        ("print('hello')", "printed no speed of decoding; the end of what it said: hello", 60),
+        ("time.sleep(60)", "run 1 of llama.cpp did not end in 1 s", 1),
         (
             "import subprocess; subprocess.run(['sleep', '60'])",
             "run 1 of llama.cpp did not end in 1 s",
+            1,
         ),
     ],
 )
 def test_a_peer_that_misbehaves_is_one_line(
     does: str,
     message: str,
+    seconds: int,
     written: Written,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -121,7 +127,7 @@ def test_a_peer_that_misbehaves_is_one_line(
     monkeypatch.setattr(match, "OURS", "llama.cpp")  # no run of ours before it
     binary = write_program(tmp_path / "b", help=BENCH_HELP, does=does)
     monkeypatch.setattr(match, "_ours", match._theirs)
-    assert main(words_of(written, binary, "--timeout", "1")) == 1
+    assert main(words_of(written, binary, "--timeout", str(seconds))) == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("error: ") and message in last
 

@@ -6,13 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tiny_model import random_tensors, tiny_config, write_checkpoint
-from tiny_text import VOCAB, write_tokenizer
+from tiny_server import write_model
 
 from diskmoe.engine.api import Model, Options, Sampling
 from diskmoe.engine.chat import COMMANDS, Chat
@@ -20,21 +18,10 @@ from diskmoe.engine.chat_file import load_chat, save_chat
 from diskmoe.engine.conversation import Conversation
 from diskmoe.engine.errors import BadRequest
 
-TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("chat")
-    config = tiny_config("qwen3_moe", vocab_size=VOCAB, eos_token_id=None)
-    config["max_position_embeddings"] = 1024
-    write_checkpoint(folder, config, random_tensors(config, seed=21), dtype="bf16")
-    write_tokenizer(folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return write_model(tmp_path_factory.mktemp("chat"))
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +160,7 @@ def test_interrupted_answers_are_kept_and_the_next_line_ends_it(path: Path) -> N
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin and process.stdout and process.stderr
         try:
             process.stdin.write(b"Hello\n")
             process.stdin.flush()
@@ -181,10 +168,14 @@ def test_interrupted_answers_are_kept_and_the_next_line_ends_it(path: Path) -> N
             process.send_signal(signal.SIGINT)
             process.stdin.write(b"/stats\nAgain\n")
             process.stdin.flush()
-            time.sleep(0.3)
+            said = ""
+            for line in process.stderr:
+                said += line.decode()
+                if line.startswith(b"report    "):  # the first answer's
+                    break
             process.stdin.close()
             process.send_signal(signal.SIGINT)  # in the second answer, or at the end
-            said = process.stderr.read().decode() if process.stderr else ""
+            said += process.stderr.read().decode()
             assert process.wait(60) in (0, 130)
         finally:
             process.kill()

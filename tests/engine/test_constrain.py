@@ -141,6 +141,18 @@ def test_the_command_line_enforces_a_schema_given_as_text(tiny_path: Path, capsy
     assert "note      SCHEMA only drafts; CONSTRAIN=1 makes the text follow it" in err
 
 
+def test_a_constrained_text_is_the_same_where_nothing_drafts(tiny_path: Path, capsys):
+    words = ["x", "--schema", '{"enum": ["left", "right"]}', "--constrain", "1", "--json"]
+    found = []
+    for more in ([], ["--grammar-draft", "0", "--draft", "0"]):
+        code, out, _ = cli(capsys, tiny_path, *words, *more)
+        assert code == 0
+        found.append(json.loads(out))
+    drafted, plain = found
+    assert plain["token_ids"] == drafted["token_ids"]
+    assert not plain["drafts"] and plain["forwards"] == plain["tokens"] > drafted["forwards"]
+
+
 def test_the_command_line_refuses_what_cannot_be_followed(tiny_path: Path, tmp_path: Path, capsys):
     code, _, err = cli(capsys, tiny_path, "x", "--constrain", "1")
     assert code == 2 and "CONSTRAIN=1 needs what to follow: give GRAMMAR or SCHEMA" in err

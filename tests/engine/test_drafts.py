@@ -65,7 +65,7 @@ def ids_of(
     composer, stats = None, RunStats()
     if grammar is not None:
         source = GrammarSource(Automaton(parse(grammar)), Letters(), prompt, cap=24)
-        composer = Composer([source], [], VOCAB, most=24)
+        composer = Composer([source], [], VOCAB, most=24, planner=Planner(fixed=24))
         stats.drafts = composer.accounts
     tokens = decode(
         model,

@@ -95,7 +95,16 @@ def test_a_tool_chosen_by_name_is_called_by_its_schema(llm: Llama) -> None:
     assert found["choices"][0]["finish_reason"] == "tool_calls"
     assert call["function"]["name"] == "weather"
     assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Oslo")
-    for wrong in (None, "auto", {"type": "function", "function": {"name": "x"}}):
+    pieces: Any = llm.create_chat_completion(
+        HELLO, tools=[TOOL], tool_choice=choice, max_tokens=300, stream=True
+    )
+    chunks = [piece["choices"][0] for piece in pieces]
+    told = [each for chunk in chunks for each in chunk["delta"].get("tool_calls", [])]
+    assert told[0]["function"]["name"] == "weather" and told[0]["id"]
+    streamed = "".join(each["function"]["arguments"] for each in told)
+    assert streamed == call["function"]["arguments"]
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    for wrong in ("sometimes", {"type": "function", "function": {"name": "x"}}):
         with pytest.raises(BadRequest):
             llm.create_chat_completion(HELLO, tools=[TOOL], tool_choice=wrong)
 

@@ -108,3 +108,15 @@ def tiny_model(tmp_path: Path) -> Callable[..., TinyModel]:
         return TinyModel(path, plan, weights)
 
     return make
+
+
+@pytest.fixture
+def model(tiny_model: Callable[..., TinyModel]) -> TinyModel:
+    """In two shards of bf16."""
+    return tiny_model(dtype="BF16", shards=2)
+
+
+@pytest.fixture
+def out(model: TinyModel) -> Path:
+    """Where it is to be converted to."""
+    return model.path.parent / "converted" / "out"

@@ -208,9 +208,9 @@ def test_a_directory_and_a_missing_file_are_refused(tmp_path: Path) -> None:
 def test_a_doubled_key_among_many_is_found_at_once(tmp_path: Path) -> None:
     keys = [f'"{n}":0' for n in range(60_000)]
     header = "{" + ",".join([*keys, '"59999":0']) + "}"
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert "the key '59999' occurs twice" in refusal(raw_file(tmp_path / "x", header.encode()))
-    assert time.perf_counter() - begin < 5  # comparing all pairs takes a minute
+    assert time.process_time() - begin < 5  # comparing all pairs takes a minute
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diskmoe.experts.ahead import Load
 from diskmoe.experts.errors import ReadFailed
 from diskmoe.experts.store import WAVE_SLOTS, ExpertStore
 from diskmoe.experts.tiles import RecordLayout, record_layout
@@ -204,7 +205,7 @@ def test_an_abandoned_fetch_claims_only_what_is_whole(make: Callable, source: Fa
 
 
 def test_an_abandoned_fetch_calls_off_reads_that_have_not_begun(
-    make: Callable, source: FakeSource
+    make: Callable, source: FakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make(8, io_threads=1)
     consume(store, 3, ids(0))
@@ -212,7 +213,13 @@ def test_an_abandoned_fetch_calls_off_reads_that_have_not_begun(
     source.before = lambda layer, expert: slow.wait(timeout=10)
     fetch = store.fetch(3, ids(0, 1, 2, 3, 4))
     next(fetch)
-    threading.Timer(0.05, slow.set).start()
+    arrivals = store._arrivals
+
+    def called_off() -> list[Load]:
+        slow.set()
+        return arrivals()
+
+    monkeypatch.setattr(store, "_arrivals", called_off)
     fetch.close()
     assert len(source.loads) <= 2  # the hit's own, and the one that was under way
     assert store.counters.miss_bytes == sum(1000 + expert for _, expert in source.loads)

@@ -25,9 +25,21 @@ class Run:
         self.now = memory(GIB)
         self.said: list[str] = []
         self.seconds = 0.0
+        self.kept = 0  # by the allocator, for nothing
+        self.trims = 0
         self.watch = MemoryWatch(
-            2 * GIB, self.shrink, self.said.append, lambda: self.now, lambda: self.seconds
+            2 * GIB,
+            self.shrink,
+            self.said.append,
+            lambda: self.now,
+            lambda: self.seconds,
+            self.trim,
         )
+
+    def trim(self) -> None:
+        self.trims += 1
+        self.now = memory(self.now.resident_bytes - self.kept, self.now.available.nbytes)
+        self.kept = 0
 
     def shrink(self, wanted: int) -> int:
         freed = min(self.store, -(-wanted // MIB) * MIB)
@@ -78,6 +90,25 @@ def test_memory_is_read_once_a_second() -> None:
     assert run.said == [
         "memory    2.0 GiB are held, the budget is 2.0 GiB: the hot store gives up 1.0 MiB"
     ]
+
+
+def test_what_the_allocator_keeps_is_given_back_before_the_store_shrinks() -> None:
+    run = Run(100 * MIB)
+    run.now, run.kept = memory(2 * GIB + MIB), 50 * MIB
+    run.looks()
+    assert run.store == 100 * MIB and not run.said and run.trims == 1
+
+
+def test_memory_that_is_in_use_is_not_asked_for_each_second() -> None:
+    run = Run(100 * MIB)
+    run.now = memory(2 * GIB)
+    for _ in range(100):
+        run.looks()
+    assert 2 < run.trims < 10
+    run.now = memory(GIB)
+    run.trims = 0
+    run.looks(after=1000)
+    assert run.trims == 0
 
 
 def test_a_store_at_its_least_is_said_once_until_all_is_well_again() -> None:

@@ -30,8 +30,9 @@ def _double_the_one_before(args, begin, end):
 
 
 def _wait_for_word(args, begin, end):
-    """Wait until the word is 1, then count."""
+    """Count in word 2, wait until word 0 is 1, then count in word 1."""
     for _ in range(begin, end):
+        add_word(load_word(args) + 16, 1)
         while load_word(load_word(args)) != 1:
             pause()
         add_word(load_word(args) + 8, 1)
@@ -50,6 +51,12 @@ def counting(words: np.ndarray, n_items: int, macs: float = MANY, phases: int = 
 
 def words_for(n: int) -> np.ndarray:
     return np.zeros(n, np.int64)
+
+
+def until_begun(words: np.ndarray, items: int = 1) -> None:
+    """Waits until so many items of WAIT are under way."""
+    while words[2] < items:
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3, 4])
@@ -100,14 +107,14 @@ def test_a_pool_whose_threads_sleep_is_not_waited_for():
 
 def test_threads_help_with_work_that_is_long_enough():
     """One item of two waits for what another thread does after the other item was taken."""
-    words = words_for(2)
+    words = words_for(3)
     builder = Builder()
     builder.add(WAIT, [words.ctypes.data], 2, MANY)
     program = builder.program()
     with Workers(2) as workers:
         caller = threading.Thread(target=workers.run, args=(program,))
         caller.start()
-        time.sleep(0.02)
+        until_begun(words, 2)
         assert caller.is_alive() and words[1] == 0
         words[0] = 1
         caller.join()
@@ -117,12 +124,13 @@ def test_threads_help_with_work_that_is_long_enough():
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_an_interrupt_is_noticed_after_the_last_item(n_threads: int):
     """Ctrl-C while a program runs: no thread works on its arrays when the exception arrives."""
-    words = words_for(2)
+    words = words_for(3)
     builder = Builder()
     builder.add(WAIT, [words.ctypes.data], 4, MANY)
     program = builder.program()
 
     def later() -> None:
+        until_begun(words)
         for _ in range(3):
             time.sleep(0.01)
             _thread.interrupt_main()
@@ -168,14 +176,14 @@ def test_close_ends_the_threads_and_a_second_close_does_nothing():
 
 
 def test_close_waits_for_the_program_that_runs():
-    words = words_for(2)
+    words = words_for(3)
     builder = Builder()
     builder.add(WAIT, [words.ctypes.data], 6, MANY)
     program = builder.program()
     workers = Workers(2)
     caller = threading.Thread(target=workers.run, args=(program,))
     caller.start()
-    time.sleep(0.02)
+    until_begun(words)
     closer = threading.Thread(target=workers.close)
     closer.start()
     time.sleep(0.02)

@@ -8,8 +8,9 @@ import pytest
 from tiny_server import CONTEXT, listen, write_model
 
 from diskmoe.engine.api import Model, Options
-from diskmoe.engine.server.app import Rules, Server
+from diskmoe.engine.server.app import Server
 from diskmoe.engine.server.desk import Desk
+from diskmoe.engine.server.rules import Rules
 
 
 @pytest.fixture(scope="session")

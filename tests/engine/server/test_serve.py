@@ -45,6 +45,13 @@ def test_it_serves_and_ends_at_ctrl_c_in_the_middle_of_a_stream(model_path: Path
     assert process.returncode == 130 and not out and "Traceback" not in err
 
 
+def test_it_says_where_its_page_is(model_path: Path) -> None:
+    with serving(model_path, "--parallel", "3") as (process, address, _):
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"page      {address}/ to chat and to watch\n"
+        assert "<title>diskmoe</title>" in httpx.get(address, timeout=30).text
+
+
 def test_an_address_that_is_taken_or_none_is_one_line(model_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
