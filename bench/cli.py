@@ -25,6 +25,7 @@ usage: diskmoe bench ab --suite S --a ... --b ...  settings against settings, in
        diskmoe bench decode MODEL --tokens N     decode and prompt speed with fixed token ids
        diskmoe bench replay TRACE                hits of each cache policy in a recorded routing
        diskmoe bench drafts [MODEL]              speed with no, so many, and planned drafts
+       diskmoe bench serve [MODEL]               the server beside the command line; texts that share forwards
        diskmoe bench grammar                     masks beside XGrammar's and llguidance's
        diskmoe bench ppl MODEL FILE              perplexity of a text, and bits per byte
        diskmoe bench peer llama.cpp ...          llama.cpp on the same weights, in turns with ours
@@ -47,6 +48,7 @@ EXAMPLES: Mapping[str, str] = {
     "decode": "diskmoe bench decode big --tokens 128 --prompt 512",
     "replay": "diskmoe bench replay trace.csv --slots 8,16,32",
     "drafts": "diskmoe bench drafts --slots 8,16 --disks 200M,0",
+    "serve": "diskmoe bench serve --parts overhead,union --pairs 8",
     "grammar": "diskmoe bench grammar --runs 3",
     "ppl": "diskmoe bench ppl ~/models/qwen3-q4 text.txt --out sums.json",
 }

@@ -104,12 +104,12 @@ class Ended(Process):
 class Launcher:
     """How runs are started: what before them, and where.
 
-    usage: the frozen history, a directory that need not be there; each run gets a copy.
+    usage: the frozen history, a directory that need not be there; each run gets a copy. None: none.
     files: of the models, for the page cache.
     """
 
     box: Box
-    usage: Path
+    usage: Path | None
     files: Sequence[Path]
     cache: Cache
 
@@ -139,12 +139,12 @@ class Launcher:
             fill_cache(self.files)
         share, load = cached_share(self.files), load_average()
         with tempfile.TemporaryDirectory(prefix="diskmoe-bench-") as state:
-            if self.usage.is_dir():
+            if self.usage is not None and self.usage.is_dir():
                 shutil.copytree(self.usage, Path(state) / "usage")
             meter, started = Meter(), datetime.now(timezone.utc)
             begin = time.perf_counter()
             wrapped = self.box.wrap(command)
-            code, out, err = _communicate(wrapped, text, _environment(state), limit_seconds, what)
+            code, out, err = _communicate(wrapped, text, environment(state), limit_seconds, what)
             seconds = time.perf_counter() - begin
             own, others = meter.own_seconds(), meter.others_share()
         return Process(
@@ -185,18 +185,19 @@ def _communicate(
     try:
         out, err = process.communicate(text.encode(), timeout=limit_seconds)
     except subprocess.TimeoutExpired:
-        _kill(process)
+        kill(process)
         _, err = process.communicate()
         said = one_line(err[-1000:].decode("utf-8", "replace"), 300) or "nothing"
         raise RunFailed(f"{what} did not end in {limit_seconds:g} s; it said: {said}") from None
     except BaseException:  # Ctrl-C: at once, whatever the run is at
-        _kill(process)
+        kill(process)
         process.wait()
         raise
     return process.returncode, out, err
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+    """Ends a process that leads a session of its own, and its children with it."""
     if not hasattr(os, "killpg"):  # Windows
         process.kill()
         return
@@ -204,7 +205,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _environment(state: str) -> dict[str, str]:
+def environment(state: str) -> dict[str, str]:
     """Ours, without what would take the place of what the benchmark says."""
     names = {name for bare in _NEVER for name in (bare, PREFIX + bare)}
     kept = {name: value for name, value in os.environ.items() if name not in names}

@@ -26,7 +26,6 @@ from diskmoe.engine.drafting import Experience, composer_of
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.forks import Home
 from diskmoe.engine.generation import Run, of_text
-from diskmoe.engine.lanes import DraftsInTurn
 from diskmoe.engine.learning import to_each
 from diskmoe.engine.model.forward import Transformer
 from diskmoe.engine.model.moe import Record
@@ -38,6 +37,7 @@ from diskmoe.engine.sampling import Sampler, Sampling
 from diskmoe.engine.stats import Phase, RunStats
 from diskmoe.engine.text.session import TextStream
 from diskmoe.engine.text.side import Prompt
+from diskmoe.engine.turns import DraftsInTurn
 from diskmoe.experts.store import ExpertStore
 from diskmoe.grammar_draft.library import load as load_grammar
 from diskmoe.grammar_draft.rules import Grammar
@@ -204,12 +204,12 @@ class Model:
                 begins what is enforced; none: the text does.
             thinking: how long its thinking blocks may be, where the model has them. With it a text
                 that is enforced may begin with one.
-            reuse: go on from the keys and values of an earlier text, as far as it began like this
+            reuse: go on from the keys and values of another text, as far as it began like this
                 one; that changes how long the prompt takes, and nothing else.
             logprobs: note each token's log-probability, and those of so many likeliest, in
                 ``Run.logprobs``.
-            processors: each is given the tokens so far (n,) and the logits (vocab,) of the next, a
-                copy, and returns the logits to choose by.
+            processors: each is given the tokens so far, i32 (n,), and the logits of the next, a copy,
+                f32 (vocab,), and returns the logits to choose by.
             shown: special tokens that are in the text as they are written; others print nothing.
 
         Raises:
@@ -275,6 +275,7 @@ class Model:
         observed = None
         if logprobs is not None or processors:
             observed = Observed(sampler, prompt.ids, logprobs, processors)
+        in_turn = partial(text.alone, text.books.decode)
         tokens = decode(
             text,
             prompt.ids,
@@ -285,7 +286,7 @@ class Model:
             reused=stats.reused_tokens,
             stats=stats,
             on_prefill=on_prefill,
-            drafts=DraftsInTurn(drafts, text) if drafts is not None and models else drafts,
+            drafts=DraftsInTurn(drafts, in_turn) if drafts is not None and models else drafts,
             on_verified=text.accepted,
             on_rows=partial(absorb, head, text),
         )

@@ -16,12 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from diskmoe.engine.answer import Answer
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.generation import Run
 from diskmoe.engine.report import ModelFacts
 from diskmoe.engine.stats import RunStats
 from diskmoe.engine.text.side import TextSide
 from diskmoe.engine.text.thinking import Thinking
+from diskmoe.engine.tools.calling import Calling
+from diskmoe.engine.tools.parts import Called, Gathered, Part, Said
 
 ROLES = ("system", "user", "assistant")
 
@@ -42,24 +45,25 @@ class Answering(Protocol):
 class Turn:
     """An answer as it comes: iterate for (is it reasoning, text), or take ``answer()`` at once."""
 
-    def __init__(
-        self, run: Run, thinking: Thinking, at_end: Callable[[Turn], None] | None = None
-    ) -> None:
+    def __init__(self, answer: Answer, at_end: Callable[[Turn], None] | None = None) -> None:
         """at_end: called once, when all of it has come or it was stopped."""
-        self.run = run
-        self._thinking = thinking
+        self.run = answer.run
+        self._answer = answer
+        self._gathered = Gathered()
         self._at_end = at_end
 
     def __iter__(self) -> Iterator[tuple[bool, str]]:
-        for piece in self.run:
-            yield from self._thinking.parts(piece, self.run.token_ids)
+        for part in self._answer:
+            yield from self._told(part)
         self._ended()
 
     def stop(self, reason: str) -> Iterator[tuple[bool, str]]:
-        """Ends it early, for a reason that its stats then say; iterate for what was held back."""
+        """Ends it early, for a reason that its stats then say; what was held back comes."""
         self.run.stop(reason)
-        yield from self._thinking.parts(self.run.rest(), self.run.token_ids)
+        parts = [*self._answer.parts(self.run.rest()), *self._answer.last()]
+        held = [each for part in parts for each in self._told(part)]
         self._ended()
+        return iter(held)
 
     def answer(self) -> str:
         """All of it that is no reasoning; waits until it is there."""
@@ -70,12 +74,12 @@ class Turn:
     @property
     def content(self) -> str:
         """The answer so far, without reasoning."""
-        return self._thinking.content
+        return self._gathered.message["content"]
 
     @property
     def reasoning(self) -> str:
         """The reasoning so far; empty for a model that does not show any."""
-        return self._thinking.reasoning
+        return self._gathered.message.get("reasoning_content", "")
 
     @property
     def stats(self) -> RunStats:
@@ -85,10 +89,15 @@ class Turn:
     @property
     def message(self) -> dict[str, str]:
         """What is kept of it."""
-        found = {"role": "assistant", "content": self.content}
-        if self.reasoning:
-            found["reasoning_content"] = self.reasoning
-        return found
+        return {"role": "assistant", **self._gathered.message}
+
+    def _told(self, part: Part) -> Iterator[tuple[bool, str]]:
+        """A part as text; nobody asked for calls, so what there is of one is said."""
+        if isinstance(part, Called):
+            return
+        said = part if isinstance(part, Said) else Said(part.text)
+        self._gathered.add(said)
+        yield said.reasoning, said.text
 
     def _ended(self) -> None:
         at_end, self._at_end = self._at_end, None
@@ -115,6 +124,7 @@ class Conversation:
         self.system = system
         self.messages: list[dict[str, str]] = []
         self._how = how
+        self._calling = Calling.of(model.text)
         if messages:
             self.load([*self.all_messages, *messages])
 
@@ -141,9 +151,12 @@ class Conversation:
         def keep(turn: Turn) -> None:
             self.messages += [question, turn.message]
 
-        prompt = self.model.text.encode_chat([*self.all_messages, question])
-        run = self.model.generate(prompt, **{**self._how, **how})
-        return Turn(run, Thinking.of(self.model.text, prompt.ids), keep)
+        side, calling = self.model.text, self._calling
+        prompt = calling.encode(side, [*self.all_messages, question], None)
+        shown = calling.shown_tokens(side, None)
+        run = self.model.generate(prompt, **{"shown": shown, **self._how, **how})
+        thinking = Thinking.of(side, prompt.ids)
+        return Turn(Answer(run, thinking, calling.reader(None)), keep)
 
     def take_back(self) -> str | None:
         """Forgets the last question and its answer; the question, None where there is none."""
@@ -157,6 +170,8 @@ class Conversation:
         are no conversation."""
         expected = 0
         for number, message in enumerate(messages):
+            if not isinstance(message, dict):
+                raise BadRequest(f"message {number} is {message!r:.60}; it must be a dict")
             role = message.get("role")
             if role == "system" and number == 0:
                 continue

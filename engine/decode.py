@@ -43,6 +43,8 @@ class Target(Protocol):
     @property
     def programs_made(self) -> int: ...
     @property
+    def copied(self) -> int: ...
+    @property
     def row_misses(self) -> Sequence[int]: ...
     @property
     def vocab_size(self) -> int: ...
@@ -198,11 +200,14 @@ def _prefill(
         tell = None
         if on_prefill:
             tell = partial(_tell_layer, on_prefill, begin, end, rows)
-        turn = _Turn(target)
+        turn, copied = _Turn(target), target.copied
         target.forward(np.asarray(prompt_ids[begin:end], np.int32), "none", tell)
         on_forward()
-        on_rows(prompt_ids[begin + 1 : end + 1])
-        turn.book(stats.prefill, end - begin)
+        copied = target.copied - copied
+        stats.reused_tokens += copied
+        on_rows(prompt_ids[begin + copied + 1 : end + 1])
+        if copied < end - begin:
+            turn.book(stats.prefill, end - begin - copied)
         stats.prefill.seconds = time.perf_counter() - started
 
 

@@ -2,9 +2,9 @@
 
 A lane has the caches of one text. Texts may be decoded in a thread each: what computes takes turns,
 first come, first served, and rows of texts that are decoded at the same time go through the model
-in one forward (``model.together``). The rules kept here: what a text gets never depends on who is
-beside it; and nobody waits for a text that is slow to ask: a forward begins with those that are
-there within a fraction of the time it takes.
+in one forward (``model.together``); prompts give way to them (``engine.prompts``). The rules kept
+here: what a text gets never depends on who is beside it; and nobody waits for a text that is slow to
+ask: a forward begins with those that are there within a fraction of the time it takes.
 
     lanes = Lanes(transformer, [KvCache(config, 4096), KvCache(config, 4096)], [None, None])
     text, reused = lanes.begin(prompt_ids)
@@ -19,14 +19,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import ReferenceType, ref
 
 import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.books import Booked, Books
-from diskmoe.engine.decode import Drafts
 from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.forks import Home
 from diskmoe.engine.model.forward import Transformer, Wanted
@@ -34,11 +32,12 @@ from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.mtp_layer import MtpLayer
 from diskmoe.engine.model.scratch import Floats
 from diskmoe.engine.model.together import Answer, Part, Together
+from diskmoe.engine.prompts import Prompts
 from diskmoe.engine.stats import Phase
 from diskmoe.engine.turns import Turns
-from diskmoe.mtp.source import Draft
 
 PATIENCE = 0.25  # of the latest shared forward's seconds, that one waits for others to join
+NEW_PATIENCE = 0.05  # the same, at the first forward of a text, for others that were not expected
 LEAST_PATIENCE = 0.002  # seconds
 
 
@@ -64,10 +63,13 @@ class _Batch:
 class Text(Booked):
     """A text in its lane: what ``decode`` asks of a model."""
 
-    def __init__(self, lanes: Lanes, lane: Lane) -> None:
+    def __init__(self, lanes: Lanes, lane: Lane, reuse: bool) -> None:
+        """reuse: it may go on from what other texts have left."""
         super().__init__(lanes.books)
         self.lane = lane
+        self.reuse = reuse
         self.number = lanes.lanes.index(lane)  # of the lane
+        self.copied = 0  # rows of its prompt that were not computed, as another cache had them
         self.row_misses: Sequence[int] = ()
         self.hidden: Floats = np.zeros((0, 0), np.float32)  # (n, hidden) of its latest rows
         self.places: Sequence[int] = ()  # of these among those of the forward
@@ -86,7 +88,7 @@ class Text(Booked):
     ) -> Floats:
         """See ``Transformer.forward``. BadRequest when another text has taken the lane."""
         if rows == "none":
-            return self._lanes.prompt(self, np.asarray(ids), on_layer)
+            return self._lanes.prompts.read(self, np.asarray(ids), on_layer)
         return self._lanes.forward(self, Part(self.lane.kv, np.asarray(ids), rows))
 
     @contextmanager
@@ -97,6 +99,11 @@ class Text(Booked):
             self.check()
             with self.books.booked([self], phase or self.phase, self._lanes.crowded):
                 yield
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no token of it was decoded yet."""
+        return self.phase is self.books.prefill
 
     def accepted(self, rows: int) -> None:
         """Of its latest rows the first so many were of use."""
@@ -157,6 +164,12 @@ class Lane:
     def text(self, text: Text | None) -> None:
         self._text = None if text is None else ref(text)
 
+    def keep(self, length: int) -> None:
+        """Of what its caches hold only so many positions; a head's may have fewer."""
+        self.kv.trim(length)
+        if self.head is not None:
+            self.head.kv.trim(min(length, self.head.kv.length))
+
 
 class Lanes:
     """The lanes of a model, and their turns at the processor."""
@@ -176,16 +189,16 @@ class Lanes:
         self.books = Books(transformer)
         self.home = Home()
         self.turns = Turns()
+        self.prompts = Prompts(self)
         self.lanes = [Lane(kv, head) for kv, head in zip(caches, heads, strict=True)]
         self._on_forward = on_forward
         self._on_accepted = on_accepted
         self._together = Together(transformer)
         self._begun = 0
-        self._forwards = 0
         self._joined = threading.Condition()
         self._open: _Batch | None = None
         self._expected: set[Text] = set()  # texts that will probably ask for the next forward
-        self._seconds = 0.0  # of the latest forward
+        self.seconds = 0.1  # of the latest forward; a guess as long as there was none
         self._useful: set[int] | None = None  # rows of the latest forward with drafts, as known
 
     def begin(self, ids: Sequence[int], reuse: bool = True) -> tuple[Text, int]:
@@ -197,9 +210,10 @@ class Lanes:
         """
         with self.turns:  # not in the middle of another's forward
             free = [lane for lane in self.lanes if lane.text is None]
+            known = ids[:-1]  # the last token's row is the first of decoding
             lane = max(
                 free or self.lanes,
-                key=lambda lane: (bool(free and reuse) and lane.kv.reusable(ids), -lane.begun),
+                key=lambda lane: (bool(free and reuse) and lane.kv.holds(known), -lane.begun),
             )
             with lane.changing:
                 latest = lane.text
@@ -207,9 +221,12 @@ class Lanes:
                     latest.end()
                 self._begun += 1
                 lane.begun = self._begun
-                text = Text(self, lane)
+                text = Text(self, lane, reuse)
                 lane.text = text
-                return text, lane.kv.reusable(ids) if reuse else 0
+                lane.keep(lane.kv.holds(known) if reuse else 0)
+                if reuse:
+                    self.take_over(lane, known)
+                return text, lane.kv.length
 
     def close(self) -> None:
         """No text goes on."""
@@ -224,28 +241,6 @@ class Lanes:
             for lane in self.lanes:
                 if lane.text is None:
                     lane.kv.trim(0)
-
-    def prompt(
-        self, text: Text, ids: npt.NDArray[Any], on_layer: Callable[[int, int], None] | None
-    ) -> Floats:
-        """A chunk of a prompt goes into a text's cache. What is told of its layers may end it, and
-        begin another text in its lane: then not a layer more is computed."""
-
-        def told(done: int, layers: int) -> None:
-            if on_layer is not None:
-                on_layer(done, layers)
-                text.check()
-                if self._forwards != here:  # in a lane of its own, but in the same working memory
-                    raise BadRequest("another text was computed within the progress of this one")
-
-        with text.alone(self.books.prefill):
-            self._forwards += 1
-            here = self._forwards
-            logits = self.transformer.forward(ids, "none", told, text.lane.kv)
-            self._left_for(text, self.transformer.hidden, ())
-            self.books.ended([text], self.books.prefill, len(ids))
-            self._on_forward()
-        return logits
 
     def forward(self, text: Text, part: Part) -> Floats:
         """A text's part of a forward with the texts that ask at the same time; its logits."""
@@ -280,11 +275,26 @@ class Lanes:
             with self.turns:
                 self._judge()
 
+    def expect(self, text: Text) -> None:
+        """A text will ask for the next forward soon."""
+        with self._joined:
+            self._expected.add(text)
+
     def expect_no_more(self, text: Text) -> None:
-        """A text will not ask for the next forward."""
+        """A text will not ask for the next forward, or not soon."""
         with self._joined:
             self._expected.discard(text)
             self._joined.notify_all()
+
+    def take_over(self, lane: Lane, ids: Sequence[int]) -> int:
+        """Positions of a text of these tokens that the lane's cache had not, and another's has, are
+        copied; how many."""
+        here = lane.kv.length
+        donor = max(self.lanes, key=lambda each: each.kv.holds(ids))
+        found = donor.kv.holds(ids)
+        if found > here:
+            lane.kv.take_over(donor.kv, found)
+        return max(0, found - here)
 
     @property
     def crowded(self) -> bool:
@@ -297,8 +307,13 @@ class Lanes:
             with self._joined:
                 self._joined.wait_for(
                     lambda: self._expected <= {request.text for request in batch.requests},
-                    max(LEAST_PATIENCE, PATIENCE * self._seconds),
+                    max(LEAST_PATIENCE, PATIENCE * self.seconds),
                 )
+                if batch.requests[0].text.is_new:  # who began with it may be about to ask
+                    self._joined.wait_for(
+                        lambda: len(batch.requests) == len(self.lanes),
+                        max(LEAST_PATIENCE, NEW_PATIENCE * self.seconds),
+                    )
             with self.turns:
                 with self._joined:
                     self._open = None
@@ -318,7 +333,6 @@ class Lanes:
     def _compute(self, requests: Sequence[_Request]) -> None:
         if not requests:
             return
-        self._forwards += 1
         began, model = time.perf_counter(), self.transformer
         parts = [request.part for request in requests]
         texts = [request.text for request in requests]
@@ -329,13 +343,21 @@ class Lanes:
                 answers = [Answer(logits, model.hidden, rows)]
             else:
                 answers = self._together.forward(parts)
-        self._seconds = time.perf_counter() - began
+        self.seconds = time.perf_counter() - began
         n_rows = sum(len(answer.hidden) for answer in answers)
         self.books.ended(texts, self.books.decode, n_rows)
-        self._useful = set(range(len(answers))) if n_rows > len(answers) else None
+        drafts = n_rows > len(answers)
+        self._useful = {answer.places[0] for answer in answers} if drafts else None
         for request, answer in zip(requests, answers, strict=True):
             self._left_for(request.text, answer.hidden, answer.places)
             request.logits = answer.logits
+        self._on_forward()
+
+    def chunk_ended(self, text: Text, rows: int) -> None:
+        """So many rows of a prompt were computed, and its cache has them."""
+        self._left_for(text, self.transformer.hidden, ())
+        if rows:
+            self.books.ended([text], self.books.prefill, rows)
         self._on_forward()
 
     def _left_for(self, text: Text, hidden: Floats, places: Sequence[int]) -> None:
@@ -350,19 +372,6 @@ class Lanes:
             rows, self._useful = sorted(self._useful), None
             self.transformer.accepted(rows)
             self._on_accepted(rows)
-
-
-class DraftsInTurn:
-    """Drafts of a text whose sources compute, in the text's turns; see ``decode.Drafts``."""
-
-    def __init__(self, drafts: Drafts, text: Text) -> None:
-        self.forwarded, self.emitted = drafts.forwarded, drafts.emitted
-        self._drafts = drafts
-        self._text = text
-
-    def propose(self, room: int) -> list[Draft]:
-        with self._text.alone(self._text.books.decode):
-            return self._drafts.propose(room)
 
 
 def _goes_on(request: _Request) -> bool:

@@ -8,10 +8,11 @@ from dataclasses import replace
 from diskmoe.engine.errors import OutOfBudget
 from diskmoe.engine.loading import Opened
 from diskmoe.engine.model.config import ModelConfig
-from diskmoe.engine.model.forward import PROGRAM_BYTES, scratch_bytes
+from diskmoe.engine.model.forward import scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.mtp_layer import mtp_scratch_bytes
-from diskmoe.engine.model.together import together_scratch_bytes
+from diskmoe.engine.model.programs import PROGRAM_BYTES
+from diskmoe.engine.model.together import decode_scratch_bytes
 from diskmoe.engine.model.weights import dense_bytes, loader_bytes
 from diskmoe.engine.options import Options
 from diskmoe.engine.stats import peak_rss_bytes
@@ -67,8 +68,7 @@ def _scratch_bytes(opened: Opened, rows: int, drafts: int, texts: int) -> int:
     formats = opened.dense_formats
     working = scratch_bytes(config, rows, logit_rows, opened.context, layout, formats, 1 + drafts)
     working += texts * drafts * config.layers * PROGRAM_BYTES
-    if texts > 1:
-        working += together_scratch_bytes(config, together)
+    working += decode_scratch_bytes(config, together)
     if opened.mtp:
         layout = opened.records.record_layout_of(config.layers)
         formats = {mtp_format(name) for name in opened.dense_formats}

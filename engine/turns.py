@@ -2,6 +2,11 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from diskmoe.engine.decode import Drafts
+from diskmoe.mtp.source import Draft
 
 
 class Turns:
@@ -36,3 +41,16 @@ class Turns:
                 self._owner = None
                 self._line.popleft()
                 self._changed.notify_all()
+
+
+class DraftsInTurn:
+    """Drafts of a text whose sources compute, when it is its turn; see ``decode.Drafts``."""
+
+    def __init__(self, drafts: Drafts, turn: Callable[[], AbstractContextManager[None]]) -> None:
+        self.forwarded, self.emitted = drafts.forwarded, drafts.emitted
+        self._drafts = drafts
+        self._turn = turn
+
+    def propose(self, room: int) -> list[Draft]:
+        with self._turn():
+            return self._drafts.propose(room)

@@ -36,6 +36,23 @@ LIST = {
     "minItems": 1,
     "maxItems": 3,
 }
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks for a word.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "word": {"type": "string", "maxLength": 9},
+                "often": {"type": "integer"},
+            },
+            "required": ["word"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
 CHOICE = {"anyOf": [{"const": "yes"}, {"type": "number"}, {"type": "null"}]}
 
 
@@ -85,6 +102,11 @@ def known_asks() -> list[Ask]:
             asks.append(Ask(f"schema {name} {seed}", CHAT, body, schema))
     grammar = 'root ::= "yes" | "no" | [0-9]{1,4} "."'
     asks.append(Ask("grammar", CHAT, {**_chat(WORDS[1]), "grammar": grammar, "temperature": 0}))
+    for choice in ("auto", "required"):
+        body = {**_chat(WORDS[3]), "tools": [TOOL], "tool_choice": choice, "max_tokens": 60}
+        asks.append(Ask(f"tool {choice}", CHAT, {**body, "temperature": 0.7, "seed": 4}))
+    probable = {"logprobs": True, "top_logprobs": 3, "max_tokens": 12, "temperature": 0}
+    asks.append(Ask("logprobs", CHAT, {**_chat(WORDS[4]), **probable}))
     return asks
 
 

@@ -19,6 +19,7 @@ import httpx
 from soak_asks import CHAT, TEXT, Ask, conversation, hostile_grammar, refused_asks
 
 SECONDS = 300.0  # that an answer may take
+MOST_TOLD = 40  # faults, one line each
 QUESTIONS = ("Who are you?", "And what do you like?", "Why is that?")
 
 
@@ -28,7 +29,6 @@ class Tally:
 
     done: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def did(self, deed: str) -> None:
@@ -38,8 +38,8 @@ class Tally:
     def fault(self, kind: str, what: str) -> None:
         with self.lock:
             self.wrong[kind] += 1
-            if len(self.told) < 40:
-                self.told.append(f"{kind}: {what[:400]}")
+            if self.wrong.total() <= MOST_TOLD:
+                print(f"# {kind}: {what[:400]}", flush=True)
 
 
 @dataclass
@@ -62,15 +62,24 @@ class Known:
 
 
 def answer_of(reply: Mapping[str, Any]) -> tuple[Any, ...]:
-    """(text, reasoning, why it ended, tokens) of an answer."""
+    """(text, reasoning, calls, why it ended, tokens, their log-probabilities) of an answer."""
     choice = reply["choices"][0]
     message = choice.get("message", {"content": choice.get("text")})
+    calls = [call["function"] for call in message.get("tool_calls") or []]
     return (
-        message["content"],
-        message.get("reasoning_content", ""),
+        message["content"] or "",
+        message.get("reasoning_content") or "",
+        [(call["name"], call["arguments"]) for call in calls],
         choice["finish_reason"],
         reply["usage"]["completion_tokens"],
+        _probabilities([choice]),
     )
+
+
+def _probabilities(choices: list[Any]) -> list[float]:
+    """The log-probabilities of a chat's tokens, where they were asked for."""
+    found = [choice.get("logprobs") or {} for choice in choices]
+    return [token["logprob"] for each in found for token in each.get("content") or []]
 
 
 def refusal_flaw(status: int, body: bytes) -> str | None:
@@ -122,6 +131,7 @@ class Client(threading.Thread):
             (self.half_open, 1),
             (self.garbage, 2),
             (self.odd_paths, 1),
+            (self.watch, 1),
         )
         chosen = [deed for deed, often in deeds for _ in range(often)]
         while not self._over.is_set():
@@ -263,6 +273,17 @@ class Client(threading.Thread):
         for path in ("/health", "/v1/models", "/metrics"):
             self._http.get(path).raise_for_status()
 
+    def watch(self) -> None:
+        """The page, and what it is told for a while."""
+        self._http.get("/").raise_for_status()
+        end = time.monotonic() + self._chance.random() * 3
+        with self._http.stream("GET", "/live") as reply:
+            for line in reply.iter_lines():
+                if time.monotonic() > end:
+                    break
+                if line.startswith("data: "):
+                    json.loads(line[6:])
+
     def _patiently(
         self, path: str, body: Mapping[str, Any], may_fail: bool = False
     ) -> httpx.Response | None:
@@ -304,23 +325,29 @@ class Client(threading.Thread):
         if events[-1:] != ["[DONE]"] or any("error" in chunk for chunk in chunks):
             return ("a stream without end", *events[-2:])
         parts = {"content": "", "reasoning_content": ""}
-        reason = None
-        for chunk in chunks:
-            for choice in chunk["choices"]:
-                reason = choice["finish_reason"] or reason
-                delta = choice.get("delta", {"content": choice.get("text")})
-                for key in parts:
-                    parts[key] += delta.get(key) or ""
+        calls: dict[int, list[str]] = {}
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+        for choice in choices:
+            delta = choice.get("delta", {"content": choice.get("text")})
+            for key in parts:
+                parts[key] += delta.get(key) or ""
+            for call in delta.get("tool_calls") or []:
+                known = calls.setdefault(call["index"], ["", ""])
+                known[0] += call["function"].get("name") or ""
+                known[1] += call["function"].get("arguments") or ""
         text, thoughts = parts["content"], parts["reasoning_content"].strip("\n")
         text = text.lstrip("\n") if thoughts else text
-        return text, thoughts, reason, chunks[-1]["usage"]["completion_tokens"]
+        tokens = chunks[-1]["usage"]["completion_tokens"]
+        called = [(name, arguments) for name, arguments in calls.values()]
+        return text, thoughts, called, reasons[-1], tokens, _probabilities(choices)
 
     def _compare(self, ask: Ask, found: tuple[Any, ...]) -> None:
         self._tally.did("answers")
         wanted = self._known.answers[ask.name]
         if found != wanted and not self._over.is_set():
             self._tally.fault("answer", f"{ask.name}: {found} and not {wanted}")
-        if ask.breaks_schema(str(found[0]), found[2] == "stop"):
+        if ask.breaks_schema(str(found[0]), "stop" in found):
             self._tally.fault("schema", f"{ask.name}: {found[0]}")
 
 

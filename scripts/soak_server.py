@@ -15,6 +15,7 @@ One line per bar with its figure; exit code 1 where one fails. Needs jsonschema 
 from __future__ import annotations
 
 import argparse
+import atexit
 import re
 import signal
 import subprocess
@@ -55,6 +56,7 @@ class Served:
         self.said: list[str] = []
         self.address = ""
         self._ready = threading.Event()
+        atexit.register(self.process.kill)
         threading.Thread(target=self._listen, daemon=True).start()
         if not self._ready.wait(120) or not self.address:
             raise SystemExit("the server does not start: " + "".join(self.said[-3:]))
@@ -200,6 +202,7 @@ def main() -> int:
     words = [args.model] if args.model else []
     words += ["--ram-gb", args.ram_gb, "--cap", args.cap, "--ctx", args.ctx, "--parallel", "2"]
     words += ["--queue", "4", "--port", "0", "--body-bytes", str(MOST_BYTES)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before its time"))
     server = Served(words)
     known = Known(known_asks())
     with httpx.Client(base_url=server.address, timeout=SECONDS) as http:
@@ -227,8 +230,6 @@ def main() -> int:
         held = code == wanted and took <= END_SECONDS
         bars.append((name, f"code {code} after {took:.2f} s", held))
     print(f"# done: {dict(sorted(soak.tally.done.items()))}")
-    for line in soak.tally.told:
-        print(f"# {line}")
     for name, figure, held in bars:
         print(f"{'ok  ' if held else 'FAIL'} {name}: {figure}")
     return 0 if all(held for *_, held in bars) else 1

@@ -55,10 +55,14 @@ def blocks_of(page: str) -> Iterator[Block]:
     assert not first, f"the block of line {first} has no end"
 
 
+def prose_of(page: str) -> str:
+    """A page without its blocks."""
+    return re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+
+
 def spans_of(page: str) -> Iterator[str]:
     """Code within lines, but for that of blocks."""
-    outside = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
-    for _, span in re.findall(r"(`+)(.+?)\1(?!`)", outside, flags=re.DOTALL):
+    for _, span in re.findall(r"(`+)(.+?)\1(?!`)", prose_of(page), flags=re.DOTALL):
         yield " ".join(span.split())
 
 

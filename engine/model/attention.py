@@ -1,5 +1,8 @@
 """Attention of a chunk of rows, reading and extending the key-value cache.
 
+It has three parts, so that rows of several texts can share the first and the last: ``project`` goes
+in by matrices, ``mix`` is what a text's rows have with its cache, ``close`` goes back by a matrix.
+
 The rule of this file: which kind of attention a layer has is said by its weights; grouped-query
 attention is here, latent attention in `latent.py`.
 """
@@ -16,7 +19,12 @@ from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.program import Rows, address_of_array
 from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.kvcache import KvCache
-from diskmoe.engine.model.latent import add_latent_attention, latent_scratch_bytes
+from diskmoe.engine.model.latent import (
+    add_latent_close,
+    add_latent_mix,
+    add_latent_projections,
+    latent_scratch_bytes,
+)
 from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes
 from diskmoe.engine.model.roles import AttentionWeights, LatentWeights
 from diskmoe.engine.model.rope import Yarn, rope_frequencies
@@ -40,31 +48,19 @@ class Attention:
         """Of the rope tables."""
         return self._cos.nbytes + self._sin.nbytes
 
-    def add(
+    def project(
         self,
         builder: RowBuilder,
         x: Rows,  # (n, hidden), normed
         weights: AttentionWeights | LatentWeights,
-        kv: KvCache,
-        kv_layer: int,
-        y: Rows,  # (n, hidden)
+        indexed: bool,
     ) -> None:
-        """Phases: y += attention of rows at positions start.. over all earlier ones and themselves.
-
-        The rows' keys and values are written above ``kv.length``, which stays as it is.
-        """
+        """Phases: queries, keys and values of rows of any texts, whose caches are `indexed`."""
         config, n = self._config, builder.n
-        start = address_of_array(self.start)
-        interleaved = config.rope_layout == "interleaved"
         if isinstance(weights, LatentWeights):
-            turning = Turning(self._cos, self._sin, interleaved, start)
-            add_latent_attention(
-                builder, config, x, weights, turning, kv, kv_layer, y, self._threads
-            )
+            add_latent_projections(builder, config, x, weights, indexed)
             return
-        q = wide = builder.rows("attention.q", config.q_outputs)
-        k = builder.rows("attention.k", config.kv_width)
-        v = builder.rows("attention.v", config.kv_width)
+        q, k, v = self._projected(builder)
         parts = ((weights.q, q), (weights.k, k), (weights.v, v))
         kinds = [projection.matrix.kind for projection, _ in parts]
         inputs = builder.prepared("attention.x", x, config.hidden, kinds)
@@ -73,6 +69,28 @@ class Attention:
             for projection, out in parts
         ]
         add_products(builder, products, n)
+        builder.keep(weights)
+
+    def mix(
+        self,
+        builder: RowBuilder,
+        weights: AttentionWeights | LatentWeights,
+        kv: KvCache,
+        kv_layer: int,
+    ) -> None:
+        """Phases: of rows of one text at positions start.. over all earlier ones and themselves.
+
+        The rows' keys and values are written above ``kv.length``, which stays as it is.
+        """
+        config, n = self._config, builder.n
+        start = address_of_array(self.start)
+        interleaved = config.rope_layout == "interleaved"
+        if isinstance(weights, LatentWeights):
+            turning = Turning(self._cos, self._sin, interleaved, start)
+            add_latent_mix(builder, config, weights, turning, kv, kv_layer, self._threads)
+            return
+        q, k, v = self._projected(builder)
+        wide = q
         if config.q_gate:
             q = builder.rows("attention.queries", config.q_width)
             add_split(builder, n, config.heads, config.head_dim, wide, q)
@@ -120,11 +138,31 @@ class Attention:
         )
         if config.q_gate:
             add_open(builder, n, config.heads, config.head_dim, wide, mixed)
-        o = weights.o
-        inputs = builder.prepared("attention.mixed", mixed, config.q_width, [o.matrix.kind])
-        product = Product(o.matrix, inputs[o.matrix.kind], y, o.bias_address, adds=True)
-        add_products(builder, [product], n)
         builder.keep(kv, weights)
+
+    def close(
+        self,
+        builder: RowBuilder,
+        weights: AttentionWeights | LatentWeights,
+        y: Rows,  # (n, hidden)
+    ) -> None:
+        """Phases: y += what came of the rows, of any texts."""
+        if isinstance(weights, LatentWeights):
+            add_latent_close(builder, self._config, weights, y)
+            return
+        o, width = weights.o, self._config.q_width
+        mixed = builder.rows("attention.mixed", width)
+        inputs = builder.prepared("attention.mixed", mixed, width, [o.matrix.kind])
+        product = Product(o.matrix, inputs[o.matrix.kind], y, o.bias_address, adds=True)
+        add_products(builder, [product], builder.n)
+        builder.keep(weights)
+
+    def _projected(self, builder: RowBuilder) -> tuple[Rows, Rows, Rows]:
+        """Where queries (with their gates, where they have some), keys and values are."""
+        config = self._config
+        q = builder.rows("attention.q", config.q_outputs)
+        k = builder.rows("attention.k", config.kv_width)
+        return q, k, builder.rows("attention.v", config.kv_width)
 
 
 def attention_scratch_bytes(

@@ -1,11 +1,11 @@
-"""Layers with a gated delta rule, in place of attention, for a chunk of rows."""
+"""Layers with a gated delta rule, in place of attention, for a chunk of rows, in the same three parts."""
 
 import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.kernels.delta import DeltaInputs, DeltaVectors, Grouped, add_delta
 from diskmoe.engine.kernels.delta_shape import DeltaShape
-from diskmoe.engine.kernels.matmul import Product, add_products
+from diskmoe.engine.kernels.matmul import Matrix, Product, add_products
 from diskmoe.engine.kernels.products import KIND
 from diskmoe.engine.kernels.program import Rows, address_of_array
 from diskmoe.engine.model.config import ModelConfig
@@ -22,27 +22,26 @@ class DeltaNet:
         self._config = config
         self._start = start
 
-    def add(
+    def project(
         self,
         builder: RowBuilder,
         x: Rows,  # (n, hidden), normed
         weights: DeltaWeights,
-        kv: KvCache,
-        kv_layer: int,
-        y: Rows,  # (n, hidden)
+        indexed: bool,  # of no account: there are no keys
     ) -> None:
-        """Phases: y += what the rows get from the state that all earlier rows have made."""
+        """Phases: what goes into the states, of rows of any texts."""
+        inputs = _inputs(builder, weights)
+        kinds = [matrix.kind for matrix, _ in inputs]
+        prepared = builder.prepared("delta.x", x, self._config.hidden, kinds)
+        products = [Product(matrix, prepared[matrix.kind], out) for matrix, out in inputs]
+        add_products(builder, products, builder.n)
+        builder.keep(weights)
+
+    def mix(self, builder: RowBuilder, weights: DeltaWeights, kv: KvCache, kv_layer: int) -> None:
+        """Phases: what a text's rows get from the state that all earlier rows have made."""
         config, n, shape = self._config, builder.n, self._config.delta
         assert shape is not None
-        matrices = [weights.qkv, weights.b]
-        matrices += [matrix for matrix in (weights.z, weights.a) if matrix is not None]
-        prepared = builder.prepared("delta.x", x, config.hidden, [m.kind for m in matrices])
-        rows = [builder.rows(f"delta.in {i}", m.rows) for i, m in enumerate(matrices)]
-        products = [
-            Product(matrix, prepared[matrix.kind], out)
-            for matrix, out in zip(matrices, rows, strict=True)
-        ]
-        add_products(builder, products, n)
+        rows = [out for _, out in _inputs(builder, weights)]
         if weights.z is None:
             inputs = _together(shape, rows[0], rows[1])
         else:
@@ -62,10 +61,27 @@ class DeltaNet:
             builder.rows("delta.gates", 2 * shape.value_heads, part.kept + n).address,
             out,
         )
-        kind = weights.out.kind
-        inner = builder.prepared("delta.out", out, shape.value_width, [kind])
-        add_products(builder, [Product(weights.out, inner[kind], y, adds=True)], n)
         builder.keep(kv, weights, self._start)
+
+    def close(
+        self,
+        builder: RowBuilder,
+        weights: DeltaWeights,
+        y: Rows,  # (n, hidden)
+    ) -> None:
+        """Phases: y += what came of the rows, of any texts."""
+        assert self._config.delta is not None
+        width, kind = self._config.delta.value_width, weights.out.kind
+        inner = builder.prepared("delta.out", builder.rows("delta.out", width), width, [kind])
+        add_products(builder, [Product(weights.out, inner[kind], y, adds=True)], builder.n)
+        builder.keep(weights)
+
+
+def _inputs(builder: RowBuilder, weights: DeltaWeights) -> list[tuple[Matrix, Rows]]:
+    """The matrices that go in, and where their results are."""
+    matrices = [weights.qkv, weights.b]
+    matrices += [matrix for matrix in (weights.z, weights.a) if matrix is not None]
+    return [(m, builder.rows(f"delta.in {i}", m.rows)) for i, m in enumerate(matrices)]
 
 
 def _apart(shape: DeltaShape, qkv: Rows, b: Rows, z: Rows, a: Rows) -> DeltaInputs:

@@ -45,6 +45,11 @@ class DeltaStates:
         """Whether no state has seen more than the first `length` rows."""
         return not (self._positions > length).any()
 
+    def take_over(self, other: "DeltaStates") -> None:
+        """All that another of the same sizes has."""
+        self._floats[:] = other._floats
+        self._positions[:] = other._positions
+
     def begin_again(self) -> None:
         """Forget all rows."""
         for layer in np.flatnonzero(self._positions):  # memory of the others was never touched

@@ -8,9 +8,9 @@ threads, or on which experts were in memory (row invariance); so a verify of dra
 chunks and plain decoding all tell the same story, to the bit.
 """
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from copy import copy
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.kernels.basic import rms_norm
 from diskmoe.engine.kernels.matmul import matmul, matmul_scratch_bytes
 from diskmoe.engine.kernels.products import KIND
-from diskmoe.engine.kernels.program import Program, Rows, address_of_array
+from diskmoe.engine.kernels.program import Program
 from diskmoe.engine.kernels.workers import Workers
 from diskmoe.engine.model.attention import Attention, attention_scratch_bytes
 from diskmoe.engine.model.config import ModelConfig
@@ -27,25 +27,15 @@ from diskmoe.engine.model.deltanet import DeltaNet, delta_scratch_bytes
 from diskmoe.engine.model.kvcache import KEPT_ROWS, KvCache
 from diskmoe.engine.model.lookahead import LookAhead, Recall
 from diskmoe.engine.model.moe import Choose, FeedForward, Record, feed_forward_scratch_bytes
-from diskmoe.engine.model.phases import RowBuilder, padded
-from diskmoe.engine.model.roles import DeltaWeights, LayerWeights
+from diskmoe.engine.model.phases import padded
+from diskmoe.engine.model.programs import Programs, Span
+from diskmoe.engine.model.roles import LayerWeights
 from diskmoe.engine.model.scratch import Floats, Scratch
 from diskmoe.engine.model.weights import DenseWeights
 from diskmoe.experts.store import ExpertStore, StoreCounters
 from diskmoe.experts.tiles import RecordLayout
 
 Wanted = Literal["last", "all", "none"]
-
-_KEPT_CHUNKS = 64  # numbers of rows whose programs are kept: a prompt's, and 1 to 49 with drafts
-PROGRAM_BYTES = 10 << 10  # of a layer for one number of rows; 9.2 KiB were measured
-
-
-class _Layer(NamedTuple):
-    """The programs of a layer for a chunk: all of a dense one, or what is before the experts; or
-    only the attention of these."""
-
-    first: Program
-    last: Program | None  # after the experts
 
 
 class Transformer:
@@ -74,17 +64,22 @@ class Transformer:
         self._head = weights.head(config)
         self._layers = [weights.layer(config, i) for i in range(config.layers)]
         self._attention = Attention(config, kv.capacity, workers.n_threads)
-        self._delta = DeltaNet(config, self._attention.start)
         self._ahead = LookAhead(config) if look_ahead or prefetch else None
-        self._next = dict(zip(map(id, self._layers), self._layers[1:], strict=False))
         self._feed_forward = FeedForward(
             config, store, workers, self._scratch, self._ahead, prefetch
         )
         self._lent: dict[int, FeedForward] = {}  # by number of a layer that is none of the model's
         self._hidden: Floats = np.zeros((0, config.hidden), np.float32)
-        self._programs: dict[int, dict[tuple[int, ...], _Layer]] = {}  # by number of rows
-        self._moves = 0  # of the scratch, when they were made
-        self.programs_made = 0  # so far: a forward that makes some takes longer than the next will
+        self._programs = Programs(
+            config,
+            self._scratch,
+            self._attention,
+            DeltaNet(config, self._attention.start),
+            self._feed_forward_of,
+            lambda: (self._feed_forward, *self._lent.values()),
+            self._ahead,
+            dict(zip(map(id, self._layers), self._layers[1:], strict=False)),
+        )
 
     @property
     def layers(self) -> Sequence[LayerWeights]:
@@ -95,6 +90,16 @@ class Transformer:
     def vocab_size(self) -> int:
         """Rows of the head: ids are below it; the tokenizer may have fewer."""
         return self.config.vocab
+
+    @property
+    def programs_made(self) -> int:
+        """So far: a forward that makes some takes longer than the next will."""
+        return self._programs.made
+
+    @property
+    def copied(self) -> int:
+        """Rows of prompts so far that were not computed."""
+        return 0
 
     @property
     def counters(self) -> StoreCounters:
@@ -115,8 +120,8 @@ class Transformer:
         row that wants them, over all layers. (What guesses read ahead is among them.)"""
         return self._feed_forward.row_misses
 
-    def begin_rows(self, n: int, certain: int = 1) -> None:
-        """A decode forward of n rows begins, of which the first `certain` are of no draft."""
+    def begin_rows(self, n: int, certain: Sequence[int] = (0,)) -> None:
+        """A decode forward of n rows begins, of which the `certain` are of no draft."""
         self._feed_forward.begin_rows(n, certain)
 
     def accepted(self, rows: Container[int]) -> None:
@@ -138,10 +143,10 @@ class Transformer:
         """Append the tokens to the cache and return logits of the last row, of all, or of none.
 
         ids (n,) -> f32 (1 | n | 0, vocab), an array of the caller's own. Where n is 0 nothing
-        happens. kv: another cache than the model's own. Rows of which no logits are wanted are a prompt's: most of their experts pass
-        through the hot store and leave it as it is. Raises BadRequest for an id outside the
-        vocabulary or when n rows do not fit the cache, ReadFailed when an expert cannot be read;
-        the cache is then as it was before. ``on_layer(done, layers)`` is called after each layer.
+        happens. kv: another cache than the model's own. Rows of which no logits are wanted are a
+        prompt's: see `prompt`. Raises BadRequest for an id outside the vocabulary or when n rows do
+        not fit the cache, ReadFailed when an expert cannot be read; the cache is then as it was
+        before. ``on_layer(done, layers)`` is called after each layer.
         """
         tokens = self._checked(ids)
         n = len(tokens)
@@ -149,18 +154,40 @@ class Transformer:
             self._hidden = self._hidden[:0]
             return np.zeros((0, self.config.vocab), np.float32)
         kv = self.kv if kv is None else kv
+        told = on_layer or (lambda done, layers: None)
+        if rows == "none":
+            for done in self.prompt(tokens, kv):
+                told(done, len(self._layers))
+            return np.zeros((0, self.config.vocab), np.float32)
         kv.begin(n)
-        if rows != "none":
-            self.begin_rows(n)
-        x = self._scratch.take("forward.x", n, self.config.hidden)
-        self._embed(tokens, x)
+        self.begin_rows(n)
+        x = self._embed(tokens, self._scratch.take("forward.x", n, self.config.hidden))
         for index, layer in enumerate(self._layers):
-            self.run_layer(layer, x, kv, index, rows == "none")
-            if on_layer is not None:
-                on_layer(index + 1, len(self._layers))
+            self.run_layer(layer, x, kv, index)
+            told(index + 1, len(self._layers))
         logits = self.head(wanted_rows(self.normed(x), rows))
         kv.advance(n, tokens.tolist())
         return logits
+
+    def prompt(self, ids: npt.ArrayLike, kv: KvCache) -> Iterator[int]:
+        """Append the tokens of a prompt's chunk to a cache, a layer at each step; the layers so far.
+
+        Between two steps other texts may have forwards, but no other prompt: its rows wait in the
+        scratch. The cache has the chunk, and ``hidden`` is its, when there is no step left; a chunk
+        that is left before has changed nothing. Most of its experts pass through the hot store and
+        leave it as it is. Errors are those of `forward`.
+        """
+        tokens = self._checked(ids)
+        if not len(tokens):
+            self._hidden = self._hidden[:0]
+            return
+        kv.begin(len(tokens))
+        x = self._embed(tokens, self._scratch.take("prompt.x", len(tokens), self.config.hidden))
+        for index, layer in enumerate(self._layers):
+            self.run_layer(layer, x, kv, index, True)
+            yield index + 1
+        self.normed(x)
+        kv.advance(len(tokens), tokens.tolist())
 
     def normed(self, x: Floats) -> Floats:
         """x (n, hidden) after the final norm, which is ``hidden`` from then on."""
@@ -176,25 +203,26 @@ class Transformer:
         The rows stand at positions kv.length and on; their keys and values are written, and
         ``kv.length`` is left to the caller (``kv.advance``).
         """
-        made = self._programs_of(layer, x, kv, kv_layer)
+        made = self._programs.whole(layer, x, kv, kv_layer, prompt)
         self._attention.start[0] = kv.length
         self._workers.run(made.first)
         self._run_experts(layer, len(x), made.last, prompt)
 
-    def attend(self, layer: LayerWeights, x: Floats, kv: KvCache, kv_layer: int, lane: int) -> None:
-        """The first half of ``run_layer``: x (n, hidden) goes through the layer's attention.
+    def share_layer(
+        self, layer: LayerWeights, x: Floats, spans: Sequence[Span], kv_layer: int
+    ) -> None:
+        """x (n, hidden), rows of several texts, goes through one decoder layer, in place.
 
-        lane: which of the texts that share a forward this is.
+        As `run_layer` for each of the spans, but all rows go through a matrix, and through an
+        expert, together.
         """
-        made = self._programs_of(layer, x, kv, kv_layer, lane, feeds=False)
-        self._attention.start[0] = kv.length
-        self._workers.run(made.first)
-
-    def feed(self, layer: LayerWeights, x: Floats) -> None:
-        """The second half: x (n, hidden), rows of any texts, goes through the layer's feed-forward."""
-        made = self._programs_of(layer, x)
-        self._workers.run(made.first)
-        self._run_experts(layer, len(x), made.last, False)
+        before, between, after = self._programs.shared(layer, x, spans, kv_layer)
+        self._workers.run(before.first)
+        for span, made in zip(spans, between, strict=True):
+            self._attention.start[0] = span.kv.length
+            self._workers.run(made.first)
+        self._workers.run(after.first)
+        self._run_experts(layer, len(x), after.last, False)
 
     def _run_experts(self, layer: LayerWeights, n: int, last: Program | None, prompt: bool) -> None:
         if last is not None:
@@ -207,84 +235,6 @@ class Transformer:
 
     def _feed_forward_of(self, layer: LayerWeights) -> FeedForward:
         return self._lent.get(layer.layer, self._feed_forward)
-
-    def _programs_of(
-        self,
-        layer: LayerWeights,
-        x: Floats,
-        kv: KvCache | None = None,
-        kv_layer: int = 0,
-        lane: int = 0,
-        feeds: bool = True,
-    ) -> _Layer:
-        """The programs of a layer for rows at x; without a cache no attention, without `feeds` no
-        feed-forward."""
-        if self._moves != self._scratch.moves:
-            self._forget()
-        n, key = len(x), (id(layer), address_of_array(x), id(kv), kv_layer, feeds)
-        made = self._programs.get(n, {}).get(key)
-        if made is None:
-            rows = Rows(address_of_array(x), x.strides[0])
-            made = self._make(layer, n, rows, kv, kv_layer, lane, feeds)
-            if n not in self._programs and len(self._programs) >= _KEPT_CHUNKS:
-                oldest = next(iter(self._programs))
-                del self._programs[oldest]
-                for each in (self._feed_forward, *self._lent.values()):
-                    each.forget(oldest)
-            self._programs.setdefault(n, {})[key] = made
-        return made
-
-    def _make(
-        self,
-        layer: LayerWeights,
-        n: int,
-        x: Rows,
-        kv: KvCache | None,
-        kv_layer: int,
-        lane: int,
-        feeds: bool,
-    ) -> _Layer:
-        """They are made again when the scratch moves."""
-        while True:
-            self._moves = self._scratch.moves
-            first, last = RowBuilder(n, self._scratch, lane), RowBuilder(n, self._scratch)
-            finish = None
-            if kv is not None:
-                self._add_attention(first, layer, x, kv, kv_layer)
-            if feeds:
-                finish = self._add_feed_forward(first, last, layer, x)
-            if self._moves == self._scratch.moves:
-                break
-            self._forget()
-        self.programs_made += 1
-        first.keep(layer, kv)  # what the key names stays alive, so no other thing gets its id
-        return _Layer(first.program(), finish)
-
-    def _add_attention(
-        self, first: RowBuilder, layer: LayerWeights, x: Rows, kv: KvCache, kv_layer: int
-    ) -> None:
-        normed = first.normed("layer.normed", x, layer.attention_norm, self.config.norm_epsilon)
-        if isinstance(layer.attention, DeltaWeights):
-            self._delta.add(first, normed, layer.attention, kv, kv_layer, x)
-        else:
-            self._attention.add(first, normed, layer.attention, kv, kv_layer, x)
-
-    def _add_feed_forward(
-        self, first: RowBuilder, last: RowBuilder, layer: LayerWeights, x: Rows
-    ) -> Program | None:
-        """Returns the program after the experts, where the layer has some."""
-        feed_forward = self._feed_forward_of(layer)
-        normed = first.normed("layer.normed", x, layer.ffn_norm, self.config.norm_epsilon)
-        feed_forward.add(first, normed, layer, x)
-        if self._ahead is not None and id(layer) in self._next:
-            self._ahead.add(first, x, self._next[id(layer)])
-        return None if layer.dense is not None else feed_forward.finish(last, normed, layer, x)
-
-    def _forget(self) -> None:
-        self._programs.clear()
-        for each in (self._feed_forward, *self._lent.values()):
-            each.forget()
-        self._moves = self._scratch.moves
 
     def new_recall(self) -> Recall | None:
         """Counts from now on how good the guesses of the next layer's experts are, in the object

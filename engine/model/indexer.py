@@ -88,8 +88,7 @@ def add_choice_of_keys(
 
 def index_lists(builder: RowBuilder, config: ModelConfig) -> Rows:
     """i32 (n, top), of the last layer that chose."""
-    name = f"index.lists {builder.lane}"
-    return rows_of(builder.scratch.take(name, builder.n, _shape(config).top))
+    return builder.lasting("index.lists", _shape(config).top)
 
 
 def index_scratch_bytes(config: ModelConfig, n: int, positions: int) -> int:

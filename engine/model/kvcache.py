@@ -153,12 +153,24 @@ class KvCache:
         self._length = length
         del self.tokens[length:]
 
-    def reusable(self, ids: Sequence[int]) -> int:
-        """How many of the positions a text of these tokens can go on from; its last token, whose
-        row is yet to be computed, is not of them."""
-        most = min(len(ids) - 1, len(self.tokens))
-        same = next((i for i in range(most) if ids[i] != self.tokens[i]), most)
+    def holds(self, ids: Sequence[int]) -> int:
+        """How many positions of a text that begins with these tokens can be gone on from."""
+        tokens = self.tokens[: len(ids)]
+        same = next((i for i, (a, b) in enumerate(zip(ids, tokens, strict=False)) if a != b), None)
+        same = len(tokens) if same is None else same
         return same if self.can_trim(same) else 0
+
+    def take_over(self, other: "KvCache", length: int) -> None:
+        """Positions up to `length`, which is more than there are here, become those of another cache
+        of the same sizes. It holds as many, and its tokens begin with ours; nobody computes."""
+        begin, there = self._length, (other._kv, other._index_keys)
+        for ours, theirs in zip((self._kv, self._index_keys), there, strict=True):
+            if ours is not None and theirs is not None:
+                ours.take_over(theirs, begin, length)
+        if self.states is not None and other.states is not None:
+            self.states.take_over(other.states)
+        self.tokens[begin:] = other.tokens[begin:length]
+        self._length = length
 
 
 def kv_cache_bytes(
@@ -198,6 +210,10 @@ class _Positions:
     @property
     def nbytes(self) -> int:
         return self._numbers.nbytes + self._scales.nbytes
+
+    def take_over(self, other: "_Positions", begin: int, end: int) -> None:
+        self._numbers[:, :, begin:end] = other._numbers[:, :, begin:end]
+        self._scales[:, :, begin:end] = other._scales[:, :, begin:end]
 
     def part(self, index: int) -> CachePart:
         numbers, scales = self._numbers[index], self._scales[index]

@@ -30,27 +30,25 @@ from diskmoe.engine.model.indexer import (
 from diskmoe.engine.model.kvcache import KvCache
 from diskmoe.engine.model.latent_config import LatentShape
 from diskmoe.engine.model.phases import RowBuilder, padded, preparation_bytes, prepared_rows
-from diskmoe.engine.model.roles import IndexerWeights, LatentWeights, Projection
+from diskmoe.engine.model.roles import LatentWeights, Projection
 
 NORM_EPSILON = 1e-6  # of the norms of latents, whatever the model's other norms have
 
 
-def add_latent_attention(
+def add_latent_mix(
     builder: RowBuilder,
     config: ModelConfig,
-    x: Rows,  # (n, hidden), normed
     weights: LatentWeights,
     turning: Turning,
     kv: KvCache,
     kv_layer: int,
-    y: Rows,  # (n, hidden)
     threads: int,
 ) -> None:
-    """Phases: y += attention of rows at positions start.. over all earlier ones and themselves."""
+    """Phases: of rows of one text at positions start.. over all earlier ones and themselves."""
     shape, n = _shape(config), builder.n
     heads = LatentHeads(config.heads, shape.plain, shape.turning, shape.rank, shape.value)
     indexer = weights.indexer if kv.index_keys(kv_layer) is not None else None
-    q = _add_projections(builder, config, x, weights, indexer)
+    q = builder.rows("latent.q", config.q_width)
     keys, _ = kv.parts(kv_layer)
     starts = np.zeros(-(-n // PIECE), np.int64)
     add_keep_latents(
@@ -88,23 +86,33 @@ def add_latent_attention(
             values.from_row(first),
             threads,
         )
-    o = weights.o
-    inputs = builder.prepared("latent.values", values, config.heads * shape.value, [o.matrix.kind])
-    product = Product(o.matrix, inputs[o.matrix.kind], y, o.bias_address, adds=True)
-    add_products(builder, [product], n)
     builder.keep(kv, weights, starts)
 
 
-def _add_projections(
+def add_latent_close(
     builder: RowBuilder,
     config: ModelConfig,
-    x: Rows,
     weights: LatentWeights,
-    indexer: IndexerWeights | None,
-) -> Rows:
-    """Phases for queries, which are returned, for latents, to the rows "latent.kv", and for what
-    an indexer wants."""
-    shape = _shape(config)
+    y: Rows,  # (n, hidden)
+) -> None:
+    """Phases: y += what came of the rows, of any texts."""
+    o, width = weights.o, config.heads * _shape(config).value
+    values = builder.rows("latent.values", width)
+    inputs = builder.prepared("latent.values", values, width, [o.matrix.kind])
+    product = Product(o.matrix, inputs[o.matrix.kind], y, o.bias_address, adds=True)
+    add_products(builder, [product], builder.n)
+    builder.keep(weights)
+
+
+def add_latent_projections(
+    builder: RowBuilder,
+    config: ModelConfig,
+    x: Rows,  # (n, hidden), normed
+    weights: LatentWeights,
+    indexed: bool,
+) -> None:
+    """Phases for queries, for latents, to the rows "latent.kv", and for what an indexer wants."""
+    shape, indexer = _shape(config), weights.indexer if indexed else None
     q = builder.rows("latent.q", config.q_width)
     of_state = [(weights.kv_a, builder.rows("latent.kv", shape.width))]
     of_latent = [(weights.q, q)]
@@ -114,12 +122,11 @@ def _add_projections(
         of_latent += more_of_latent
     if weights.q_a is None or weights.q_a_norm is None:
         _project(builder, "attention.x", x, config.hidden, of_state + of_latent)
-        return q
+        return
     latent = builder.rows("latent.q_a", shape.q_rank)
     _project(builder, "attention.x", x, config.hidden, [(weights.q_a, latent), *of_state])
     add_norm(builder, builder.n, latent, weights.q_a_norm, NORM_EPSILON, latent)
     _project(builder, "latent.q_a", latent, shape.q_rank, of_latent)
-    return q
 
 
 def _project(

@@ -5,7 +5,7 @@ it (the batch union), and what arrives when never shows in the result: every sel
 into a place of its own, and a row adds its selections in the order of its own choices.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -87,7 +87,7 @@ class FeedForward:
         self._prefetch = prefetch
         # of the latest decode forward: experts that were missing, by the first row that wants them
         self.row_misses: list[int] = []
-        self._certain = 1  # of its rows, the first so many are of no draft
+        self._certain: Sequence[int] = (0,)  # those of its rows that are of no draft
         self._drafted: list[tuple[int, int, int]] = []  # row, layer, expert: missing, for drafts
 
     @property
@@ -102,9 +102,8 @@ class FeedForward:
         else:
             self._routed.pop(n, None)
 
-    def begin_rows(self, n: int, certain: int = 1) -> None:
-        """A decode forward of n rows begins. All but the first `certain` are of drafts, so are in
-        doubt."""
+    def begin_rows(self, n: int, certain: Sequence[int] = (0,)) -> None:
+        """A decode forward of n rows begins. All but the `certain` are of drafts, so are in doubt."""
         self.row_misses, self._certain, self._drafted = [0] * n, certain, []
 
     def accepted(self, rows: Container[int]) -> None:
@@ -164,27 +163,28 @@ class FeedForward:
             batch.rows[:], batch.selections[:] = union.rows, union.order
             batch.run(slots, union.begins, self._arena, total, self._workers)
             return
-        doubted = () if prompt else self._note_missing(layer, union)
+        doubted = () if prompt else self._note_missing(layer, union, routed.ids)
         # closing: an error or Ctrl-C in a kernel ends the fetch before anybody asks for more
         with closing(store.fetch(layer, union.experts, ranked, doubted)) as batches:
             for positions, slots in batches:
                 row_begin, total = union.gather(positions, batch.rows, batch.selections)
                 batch.run(slots, row_begin, self._arena, total, self._workers)
 
-    def _note_missing(self, layer: int, union: Union) -> frozenset[int]:
-        """Counts what is missing by row; the experts that only rows behind the first want."""
+    def _note_missing(self, layer: int, union: Union, ids: Ints) -> frozenset[int]:
+        """Counts what is missing by row; the experts that only rows in doubt want."""
         if not self.row_misses:  # nobody said that these are rows of a decode forward
             return frozenset()
         if len(self.row_misses) == 1:  # plain decoding pays for nothing else
             self.row_misses[0] += len(self._store.missing(layer, union.experts.tolist()))
             return frozenset()
         first = dict(zip(union.experts.tolist(), union.first_rows.tolist(), strict=True))
+        doubted = frozenset(first).difference(ids[list(self._certain)].ravel().tolist())
         for expert in self._store.missing(layer, first):
             row = first[expert]
             self.row_misses[row] += 1
-            if row >= self._certain:
+            if expert in doubted:
                 self._drafted.append((row, layer, expert))
-        return frozenset(expert for expert, row in first.items() if row >= self._certain)
+        return doubted
 
     def _look_ahead(self, ahead: LookAhead, layer: int, ids: Ints) -> None:
         ahead.judge(layer, ids)

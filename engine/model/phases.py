@@ -21,19 +21,27 @@ def padded(width: int) -> int:
 class RowBuilder(Builder):
     """A program for ``n`` rows.
 
-    lane: which of the texts that share forwards they are of. Working arrays are used anew by each
-    layer and each text, but for those that one layer leaves to the next.
+    first: where these begin among the rows of a forward that several texts share. prompt: they are
+    of a prompt's chunk, within which others may be computed. Working arrays are used anew by each
+    layer, but for those that one layer leaves to the next.
     """
 
-    def __init__(self, n: int, scratch: Scratch, lane: int = 0) -> None:
+    def __init__(self, n: int, scratch: Scratch, first: int = 0, prompt: bool = False) -> None:
         super().__init__()
         self.n = n
         self.scratch = scratch
-        self.lane = lane
+        self.first = first
+        self._prompt = prompt
 
     def rows(self, name: str, width: int, n: int | None = None) -> Rows:
         """Working rows of at least ``width`` f32."""
-        return rows_of(self.scratch.take(name, self.n if n is None else n, padded(width)))
+        n = self.n if n is None else n
+        return rows_of(self.scratch.take(name, self.first + n, padded(width))).from_row(self.first)
+
+    def lasting(self, name: str, width: int) -> Rows:
+        """Rows of ``width`` f32 that the next layers of the same forward find as they were left."""
+        name += " of a prompt" if self._prompt else ""
+        return rows_of(self.scratch.take(name, self.first + self.n, width)).from_row(self.first)
 
     def normed(self, name: str, x: Rows, weight: Floats, eps: float) -> Rows:
         out = self.rows(name, len(weight))

@@ -13,62 +13,65 @@ from starlette.requests import Request
 
 from diskmoe.engine.server.desk import Ended, Event, Failed, Job, Piece, Reading
 from diskmoe.engine.server.events import DONE, comment, event
+from diskmoe.engine.server.mailbox import Mailbox
 from diskmoe.engine.server.refusals import Refusal
 from diskmoe.engine.writer import Writer
 
 ALIVE_SECONDS = 5.0  # between two signs of life of a stream that has nothing to say
+REST_SECONDS = 0.04  # between two writes to a client: what comes meanwhile goes together
 
 
 async def streamed(
-    job: Job, events: asyncio.Queue[Event], writer: Writer, usage_at_end: bool
+    job: Job, events: Mailbox[Event], writer: Writer, usage_at_end: bool
 ) -> AsyncIterator[bytes]:
     """Events as they come; comments while there are none, so that nobody takes us for dead."""
     try:
         if writer.reply.chat:
             yield event(writer.reply.first())
         while True:
-            try:
-                found = await asyncio.wait_for(events.get(), ALIVE_SECONDS)
-            except asyncio.TimeoutError:  # of Python 3.10: no TimeoutError there
-                yield comment("waiting")
-                continue
-            if isinstance(found, Reading):
-                if events.empty():
-                    yield comment(f"prompt {found.done} of {found.rows}")
-            elif isinstance(found, Piece):
-                yield event(writer.chunk(found.part, found.logprobs))
-            elif isinstance(found, Failed):
-                yield event(found.refusal.body)
+            found = await events.take(ALIVE_SECONDS)
+            news = [each for each in found if each is found[-1] or not isinstance(each, Reading)]
+            said = b"".join(_written(each, writer, usage_at_end) for each in news)
+            yield said or comment("waiting")
+            if found and isinstance(found[-1], Ended | Failed):
                 break
-            else:
-                yield event(writer.last(found.stats, found.logprobs))
-                if usage_at_end:
-                    yield event(writer.reply.usage(found.stats))
-                break
+            await events.rest(REST_SECONDS)
         yield DONE
     finally:
         job.cancel()
 
 
+def _written(found: Event, writer: Writer, usage_at_end: bool) -> bytes:
+    if isinstance(found, Reading):
+        return comment(f"prompt {found.done} of {found.rows}")
+    if isinstance(found, Piece):
+        return event(writer.chunk(found.part, found.logprobs))
+    if isinstance(found, Failed):
+        return event(found.refusal.body)
+    last = event(writer.last(found.stats, found.logprobs))
+    return last + event(writer.reply.usage(found.stats)) if usage_at_end else last
+
+
 async def whole(
-    request: Request, job: Job, events: asyncio.Queue[Event], writer: Writer
+    request: Request, job: Job, events: Mailbox[Event], writer: Writer
 ) -> dict[str, Any]:
     """The answer at once, unless the client leaves before."""
     leaving = asyncio.create_task(_left(request))
     try:
         while True:
-            coming = asyncio.create_task(events.get())
+            coming = asyncio.create_task(events.take())
             await asyncio.wait([coming, leaving], return_when=asyncio.FIRST_COMPLETED)
             if not coming.done():
                 coming.cancel()
                 raise Refusal(499, "the client has left")
-            found = coming.result()
-            if isinstance(found, Piece):
-                writer.add(found.part, found.logprobs)
-            elif isinstance(found, Failed):
-                raise found.refusal
-            elif isinstance(found, Ended):
-                return writer.whole(found.stats, found.logprobs)
+            for found in coming.result():
+                if isinstance(found, Piece):
+                    writer.add(found.part, found.logprobs)
+                elif isinstance(found, Failed):
+                    raise found.refusal
+                elif isinstance(found, Ended):
+                    return writer.whole(found.stats, found.logprobs)
+            await events.rest(REST_SECONDS)
     finally:
         leaving.cancel()
         job.cancel()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -24,11 +23,12 @@ from diskmoe.engine.errors import BadGrammar, DiskMoeError
 from diskmoe.engine.replies import Reply
 from diskmoe.engine.server.answering import streamed, whole
 from diskmoe.engine.server.asked import Asked, chat_asked, completion_asked
-from diskmoe.engine.server.desk import Desk, Event, Gone, Job
+from diskmoe.engine.server.desk import Desk, Ended, Event, Failed, Gone, Job
 from diskmoe.engine.server.fields import json_object
 from diskmoe.engine.server.languages import Languages
 from diskmoe.engine.server.leaving import Stream, unless_left
 from diskmoe.engine.server.live import Live
+from diskmoe.engine.server.mailbox import Mailbox
 from diskmoe.engine.server.metrics import metrics
 from diskmoe.engine.server.page import page
 from diskmoe.engine.server.refusals import Refusal, refusal_of
@@ -94,13 +94,8 @@ class Server:
     async def _answer(self, request: Request, understood: Understand) -> Response:
         values = json_object(await self._rules.body(request))
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event] = asyncio.Queue()
-
-        def emit(found: Event) -> None:
-            with suppress(RuntimeError):  # the loop has ended: nobody listens
-                loop.call_soon_threadsafe(events.put_nowait, found)
-
-        job = self._desk.enter(emit)
+        events: Mailbox[Event] = Mailbox(urgent=(Ended, Failed))
+        job = self._desk.enter(events.put)
         try:
             # templates, tokenizers and grammars take their time: not in the way of other clients
             pool = self._grammars if values.keys() & OF_GRAMMARS else self._texts

@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 DONE = b"data: [DONE]\n\n"
+_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes one for every call
 
 
 def event(data: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+    return f"data: {_json(data)}\n\n".encode()
 
 
 def comment(text: str) -> bytes:

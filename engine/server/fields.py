@@ -15,6 +15,7 @@ from typing import Any
 from diskmoe.engine.server.refusals import Refusal
 from diskmoe.engine.setting_values import did_you_mean
 
+MOST_CHARACTERS = 4000  # of texts that each token is compared with
 MOST_PARTS = 300_000  # of a body's JSON: each takes memory, however short it is
 _PARTS = (b",", b"[", b"{")
 
@@ -127,14 +128,19 @@ class Fields:
         return found
 
     def texts(self, name: str, most: int) -> tuple[str, ...]:
-        """A string or a list of at most so many, none empty."""
+        """A string or a list of at most so many, none empty, of bounded length together."""
         found = self.take(name)
         if found is None:
             return ()
         several = [found] if isinstance(found, str) else found
         fits = isinstance(several, list) and len(several) <= most
-        if not fits or not all(isinstance(each, str) and each for each in several):
-            raise self.refuse(name, f"a string or a list of at most {most} strings, none empty")
+        fits = fits and all(isinstance(each, str) and each for each in several)
+        if not fits or sum(map(len, several)) > MOST_CHARACTERS:
+            raise self.refuse(
+                name,
+                f"a string or a list of at most {most} strings, none empty, of at most "
+                f"{MOST_CHARACTERS} characters together",
+            )
         return tuple(several)
 
     def mapping(self, name: str) -> dict[str, Any]:
@@ -148,7 +154,7 @@ class Fields:
     def only(self, name: str, *neutral: Any) -> None:
         """A field that is understood, but for these values: what else it asks for is not done."""
         found = self.take(name)
-        if found is not None and found not in neutral:
+        if found is not None and not any(_is(found, value) for value in neutral):
             wanted = " or ".join(json.dumps(value) for value in neutral)
             raise self.refuse(name, f"{wanted}: nothing else is supported")
 
@@ -163,6 +169,11 @@ class Fields:
             hint = did_you_mean(name, self._known)
             shown = _cut(self._where + name, 80)
             raise Refusal(400, f"unknown parameter {shown}{hint}", param=shown)
+
+
+def _is(found: Any, value: Any) -> bool:
+    """Equal, where true is not 1."""
+    return found == value and isinstance(found, bool) == isinstance(value, bool)
 
 
 def _cut(text: str, most: int = 60) -> str:

@@ -21,7 +21,6 @@ from diskmoe.grammar_draft.rules import Grammar
 
 KEPT = 64
 MOST_TRIGGERS = 16
-MOST_TRIGGER_CHARACTERS = 4000
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -95,8 +94,6 @@ def triggers_asked(fields: Fields, grammar: Grammar | None) -> tuple[str, ...]:
     triggers = fields.texts("grammar_triggers", MOST_TRIGGERS)
     if triggers and grammar is None:
         raise fields.refuse("grammar_triggers", "beside the grammar or schema that they begin")
-    if sum(map(len, triggers)) > MOST_TRIGGER_CHARACTERS:
-        raise fields.refuse("grammar_triggers", f"of {MOST_TRIGGER_CHARACTERS} characters at most")
     return triggers
 
 

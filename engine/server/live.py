@@ -38,6 +38,7 @@ USES_PERIOD = 2.0  # seconds between two looks at how often experts were chosen:
 ALIVE_SECONDS = 5.0  # between two signs of life while nothing changes
 RECENT_SECONDS = 5.0  # of decoding: the latest figures are over these
 MOST_WATCHERS = 16
+_OF_ONE_REQUEST = ("ttft_seconds", "stop_reason")
 
 
 class Live:
@@ -79,7 +80,7 @@ class Live:
         yield event({"model": self._about()})
         sent: dict[str, bytes] = {}
         said = time.monotonic()
-        while True:
+        while not self._desk.ending:
             for name, period in (("now", PERIOD), ("uses", USES_PERIOD)):
                 found = self._shared(name, period)
                 if found != sent.get(name):
@@ -163,9 +164,6 @@ def figures(stats: RunStats) -> dict[str, Any]:
         "decode_seconds": stats.decode.seconds,
         "other_seconds": stats.decode.other_seconds,
     }
-
-
-_OF_ONE_REQUEST = ("ttft_seconds", "stop_reason")
 
 
 def _between(before: RunStats, after: RunStats) -> RunStats:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Thinking:
-    """Of one answer. reasoning, content: its two parts so far."""
+    """Of one answer."""
 
     def __init__(self, tags: tuple[str, str] | None, ids: tuple[int, int], inside: bool) -> None:
         """tags: what opens and closes a block, None where a model has none; ids: their tokens;
@@ -28,7 +28,6 @@ class Thinking:
         self._ids = ids
         self._inside = inside
         self._seen = 0  # tokens of the answer
-        self._parts: dict[bool, list[str]] = {True: [], False: []}
 
     @classmethod
     def of(cls, text: TextSide, prompt: Sequence[int]) -> Thinking:
@@ -45,16 +44,6 @@ class Thinking:
     def none(cls) -> Thinking:
         """Where all is text."""
         return cls(None, (-1, -1), False)
-
-    @property
-    def reasoning(self) -> str:
-        return "".join(self._parts[True]).strip("\n")
-
-    @property
-    def content(self) -> str:
-        """Without the blank lines behind a block."""
-        text = "".join(self._parts[False])
-        return text.lstrip("\n") if self._parts[True] else text
 
     def parts(self, piece: str, token_ids: Sequence[int]) -> Iterator[tuple[bool, str]]:
         """(is it reasoning, text) of the next piece; token_ids: of the answer, with the piece's."""
@@ -73,5 +62,4 @@ class Thinking:
 
     def _part(self, text: str) -> Iterator[tuple[bool, str]]:
         if text:
-            self._parts[self._inside].append(text)
             yield self._inside, text

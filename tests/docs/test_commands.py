@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from manual_text import ROOT, commands_of, pages, spans_of, understand, words_of
+from manual_text import ROOT, commands_of, pages, prose_of, spans_of, understand, words_of
 
 from diskmoe.bench.cli import COMMANDS as BENCHES
 from diskmoe.bench.cli import EXAMPLES
@@ -87,7 +87,7 @@ def test_every_flag_and_setting_within_a_line_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_link_within_the_manual_leads_somewhere(name: str) -> None:
-    page = (ROOT / name).read_text("utf-8")
+    page = prose_of((ROOT / name).read_text("utf-8"))
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page):
         if "://" not in target:
             assert ((ROOT / name).parent / target).exists(), f"{name}: {target}"

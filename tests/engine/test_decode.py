@@ -45,6 +45,7 @@ class CountingUp:
     counters: Counters = field(default_factory=Counters)
     selections: int = 0
     programs_made: int = 0
+    copied: int = 0
     row_misses: Sequence[int] = ()
     fed: list[list[int]] = field(default_factory=list)
 

@@ -199,11 +199,89 @@ def test_a_text_within_the_progress_of_another_ends_that_one(path: Path) -> None
                 inner.append(run.token_ids)
 
         outer = model.generate(first, limit=6, on_prefill=begin_another)
-        with pytest.raises(BadRequest, match="within the progress of this one"):
+        with pytest.raises(BadRequest, match="read within the progress"):
             list(outer)
         again = model.generate(first, limit=6)
         list(again)
         assert [*inner, again.token_ids] == wanted and not outer.token_ids
+
+
+def test_what_another_texts_cache_holds_is_copied(path: Path) -> None:
+    """While that one goes on; of states only where they are still at that place."""
+    [prompt] = prompts(1, seed=9)
+    longer = [*prompt, 7, 8, 9]
+    wanted = alone(path, [prompt, longer, [*prompt[:6], 1, 2]], Sampling(), limit=10)
+    with Model.load(path, options(parallel=3, ngram=False, mtp=False)) as model:
+        first = model.generate(prompt, limit=10)
+        first.token_ids.append(next(first._tokens))  # pyright: ignore
+        second = model.generate(longer, limit=10)
+        list(second)
+        third = model.generate([*prompt[:6], 1, 2], limit=10)
+        list(third)
+        list(first)
+        assert [run.token_ids for run in (first, second, third)] == wanted
+        states = model.config.delta is not None
+        assert second.stats.reused_tokens == len(prompt)
+        assert third.stats.reused_tokens == (0 if states else 6)
+        assert second.stats.prefill.rows == len(longer) - 1 - second.stats.reused_tokens
+
+
+def test_equal_prompts_at_once_are_read_once(path: Path) -> None:
+    prompt = list(range(1, 80))
+    wanted = alone(path, [prompt], Sampling(), limit=8)
+    with Model.load(path, options(parallel=2, ngram=False, mtp=False, prefill_chunk=16)) as model:
+        runs = [model.generate(prompt, limit=8) for _ in range(2)]  # before a row is read
+        in_threads([lambda run=run: list(run) for run in runs])  # pyright: ignore
+        assert [run.token_ids for run in runs] == wanted * 2
+        rows = [run.stats.prefill.rows for run in runs]
+        assert [run.stats.reused_tokens + n for run, n in zip(runs, rows, strict=True)] == [78, 78]
+        if model.config.delta is None:
+            assert sum(rows) == 78  # whoever came first to a chunk read it
+
+
+def test_a_text_that_reuses_nothing_copies_nothing(path: Path) -> None:
+    [prompt] = prompts(1, seed=9)
+    with Model.load(path, options(parallel=2)) as model:
+        list(model.generate(prompt, limit=4))
+        run = model.generate(prompt, limit=4, reuse=False)
+        list(run)
+        assert run.stats.reused_tokens == 0 and run.stats.prefill.rows == len(prompt) - 1
+
+
+def test_a_stream_goes_on_between_the_layers_of_anothers_prompt(path: Path) -> None:
+    first, prompt = [3, 1, 4], list(range(1, 81))
+    wanted = alone(path, [first, prompt], Sampling(), limit=12)
+    order: list[str] = []
+    with Model.load(path, options(parallel=2, ngram=False, mtp=False, prefill_chunk=32)) as model:
+        lanes = model._lanes
+        streaming = model.generate(first, limit=12)
+
+        streaming.token_ids.append(next(streaming._tokens))  # pyright: ignore
+
+        def stream() -> None:
+            for token in streaming._tokens:  # pyright: ignore
+                streaming.token_ids.append(token)
+                order.append("token")
+
+        def told(done: int, rows: int) -> None:
+            """The stream asks for its turn, and ours has lasted as long as a forward."""
+            until = time.monotonic() + 20
+            while len(lanes.turns._line) < 2 and thread.is_alive() and time.monotonic() < until:
+                time.sleep(0.001)
+            time.sleep(2 * lanes.seconds)
+            order.append("layer")
+
+        thread = threading.Thread(target=stream)
+        reading = model.generate(prompt, limit=12, on_prefill=told)
+        thread.start()
+        list(reading)
+        thread.join(60)
+    assert [streaming.token_ids, reading.token_ids] == wanted
+    layers = [place for place, what in enumerate(order) if what == "layer"]
+    assert len(layers) == 3 * model.config.layers
+    busy = [place for place in layers if "token" in order[place:]]  # the stream still ran
+    assert all(order[place + 1] == "token" for place in busy)
+    assert len(busy) > 2
 
 
 def test_the_lane_that_has_most_of_a_text_is_taken(tmp_path: Path) -> None:

@@ -6,13 +6,18 @@ import typing
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_server import write_model
 
 import diskmoe.engine
-from diskmoe.engine import BadRequest, Model, Options, Sampling, Turn
+from diskmoe.engine import BadRequest, Model, Options, RunStats, Sampling, Turn
+from diskmoe.engine.answer import Answer
 from diskmoe.engine.options import OptionWords, options_with
+from diskmoe.engine.text.thinking import Thinking
+from diskmoe.engine.tools.forms import FORMS
+from diskmoe.engine.tools.reading import Reader
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +84,7 @@ def test_a_turn_is_kept_once_and_only_when_it_ended(model: Model) -> None:
     assert isinstance(left, Turn)
     next(iter(left), None)
     assert talk.messages == []
-    list(left.stop("interrupted"))
+    left.stop("interrupted")
     left.answer()
     assert [each["role"] for each in talk.messages] == ["user", "assistant"]
     assert left.stats.stop_reason == "interrupted"
@@ -97,6 +102,42 @@ def test_a_conversation_goes_on_from_messages_as_if_it_had_been_held(model: Mode
 def test_messages_that_are_no_conversation_are_refused(model: Model) -> None:
     with pytest.raises(BadRequest, match="question without an answer"):
         model.chat(messages=[{"role": "user", "content": "One?"}])
+    with pytest.raises(BadRequest, match="message 0 is 'One.'; it must be a dict"):
+        model.chat(messages=["One?"])  # pyright: ignore[reportArgumentType]
     twice = [{"role": "system", "content": "Be long."}]
     with pytest.raises(BadRequest, match="message 1 is no user's"):
         model.chat("Be brief.", twice)
+
+
+class Spoken:
+    """A run whose text is known."""
+
+    def __init__(self, *pieces: str) -> None:
+        self._pieces = pieces
+        self.token_ids: list[int] = []
+        self.stats = RunStats(stop_reason="stop token")
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._pieces
+
+
+def test_reasoning_that_stands_in_a_channel_is_no_part_of_the_answer() -> None:
+    (form,) = (form for form in FORMS if form.channels)
+    run: Any = Spoken(
+        "<|channel|>analysis<|mess",
+        "age|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Ye",
+        "s.",
+    )
+    turn = Turn(Answer(run, Thinking.none(), Reader(form, None)))
+    assert "".join(text for reasoning, text in turn if reasoning) == "Hm."
+    assert (turn.content, turn.reasoning) == ("Yes.", "Hm.")
+    assert turn.message == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+
+
+def test_a_call_that_nobody_asked_for_is_said() -> None:
+    (form,) = (form for form in FORMS if form.channels)
+    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+    run: Any = Spoken(call)
+    turn = Turn(Answer(run, Thinking.none(), Reader(form, None)))
+    assert turn.answer() == "{}"
+    assert set(turn.message) == {"role", "content"}

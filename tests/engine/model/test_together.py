@@ -103,10 +103,24 @@ def test_a_text_that_does_not_fit_leaves_all_caches_as_they_were(model, texts) -
         together.forward([Part(first, [], "last")])
 
 
-def test_rows_that_are_no_drafts_stand_first(model) -> None:
-    caches = [cache(model), cache(model)]
-    answers = Together(model).forward(
-        [Part(caches[0], [1, 2, 3], "all"), Part(caches[1], [4, 5], "all")]
+def test_only_what_no_certain_row_wants_is_in_doubt(model, monkeypatch) -> None:
+    """Rows of a text stand together, so a draft may stand before another text's certain row."""
+    cooled: set[tuple[int, int]] = set()
+    monkeypatch.setattr(
+        model._store, "cool", lambda layer, experts: cooled.update((layer, e) for e in experts)
     )
-    assert [list(answer.places) for answer in answers] == [[0, 2, 3], [1, 4]]
-    model.accepted({0, 1, 2})
+    sure: set[tuple[int, int]] = set()
+    drafted: set[tuple[int, int]] = set()
+
+    def record(layer: int, ids: np.ndarray, phase: int) -> None:
+        sure.update((layer, int(e)) for e in ids[[0, 3]].ravel())
+        drafted.update((layer, int(e)) for e in ids[1:3].ravel())
+
+    model.record_with(record)
+    answers = Together(model).forward(
+        [Part(cache(model), [1, 2, 3], "all"), Part(cache(model), [4, 5], "all")]
+    )
+    assert [list(answer.places) for answer in answers] == [[0, 1, 2], [3, 4]]
+    model.accepted({0, 3})
+    assert cooled and not cooled & sure
+    assert drafted & sure  # so that there was something to be wrong about

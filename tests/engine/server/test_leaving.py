@@ -1,27 +1,26 @@
 """Clients that leave, at any moment: their place is free at once, and no more is computed for them."""
 
-import json
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 import httpx
 import pytest
-from tiny_server import CONTEXT, listen
+from tiny_server import CONTEXT, connected, posted, serving, until
 
 from diskmoe.engine.api import Model, Options
-from diskmoe.engine.server.app import THREADS, Server
+from diskmoe.engine.sampling import Sampling
+from diskmoe.engine.server.app import THREADS
+from diskmoe.engine.server.asked import Asked
 from diskmoe.engine.server.desk import Desk
-from diskmoe.engine.server.rules import Rules
 
 WORDS = "word " * 100  # of a prompt of several chunks
 CHUNK = 64
+ASK = {"prompt": "Hi", "max_tokens": 4}
 
 
 class Gate:
@@ -62,34 +61,10 @@ def gated(model_path: Path) -> Iterator[tuple[Desk, str, Gate]]:
     with Model.load(model_path, options) as model:
         desk = Desk(model, most_waiting=2, most_seconds=60, say=pytest.fail)
         gate = Gate(model)
-        server, address, thread = listen(Server(desk, Rules()).app)
-        try:
+        with serving(desk) as (_, address):
             yield desk, address, gate
-        finally:
             gate.let_all()
-            server.should_exit = True
-            thread.join(10)
-            desk.close()
-
-
-def until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-@contextmanager
-def asking(address: str, **more: Any) -> Iterator[socket.socket]:
-    """A request whose answer nobody reads yet."""
-    where = urlparse(address)
-    data = json.dumps({"prompt": "Hi", "max_tokens": 4, **more}).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    with socket.create_connection((where.hostname, where.port), 20) as line:
-        line.sendall(head.encode() + data)
-        yield line
+        desk.close()
 
 
 def reset(line: socket.socket) -> None:
@@ -112,7 +87,7 @@ def test_not_a_layer_more_is_begun_for_a_client_that_left_in_its_prompt(
     layers: int,
 ) -> None:
     desk, address, gate = gated
-    with asking(address, prompt=WORDS, stream=stream) as line:
+    with connected(address, posted({"prompt": WORDS, "stream": stream})) as line:
         gate.let(layers)  # and the next one is under way
         leave(line)
         until(lambda: is_gone(desk))
@@ -126,9 +101,6 @@ def test_a_job_that_is_cancelled_in_its_prompt_ends_within_a_layer(
     gated: tuple[Desk, str, Gate],
 ) -> None:
     desk, _, gate = gated
-    from diskmoe.engine.sampling import Sampling
-    from diskmoe.engine.server.asked import Asked
-
     events: list[object] = []
     job = desk.enter(events.append)
     prompt = desk.model.text.encode_prompt(WORDS, chat="0")
@@ -144,9 +116,12 @@ def test_a_job_that_is_cancelled_in_its_prompt_ends_within_a_layer(
 
 def test_who_leaves_the_queue_makes_room_at_once(gated: tuple[Desk, str, Gate]) -> None:
     desk, address, gate = gated
-    with asking(address), asking(address):
+    with connected(address, posted(ASK)), connected(address, posted(ASK)):
         until(lambda: desk.running == 2)
-        with asking(address, stream=True) as third, asking(address) as fourth:
+        with (
+            connected(address, posted({**ASK, "stream": True})) as third,
+            connected(address, posted(ASK)) as fourth,
+        ):
             until(lambda: desk.waiting == 2)
             with httpx.Client(base_url=address, timeout=20) as client:
                 full = client.post("/v1/completions", json={"prompt": "x"})
@@ -156,7 +131,7 @@ def test_who_leaves_the_queue_makes_room_at_once(gated: tuple[Desk, str, Gate]) 
                 fourth.close()
                 until(lambda: desk.waiting == 0)
                 assert gate.layers == 0 and desk.running == 2
-                with asking(address) as fifth:
+                with connected(address, posted(ASK)) as fifth:
                     until(lambda: desk.waiting == 1)
                     gate.let_all()
                     assert fifth.recv(100).startswith(b"HTTP/1.1 200 ")
@@ -189,16 +164,18 @@ def test_grammars_hold_up_nobody_and_who_leaves_within_one_makes_room_at_once(
     desk, address, gate = gated
     gate.let_all()
     stuck = Stuck(desk.model)
-    hard = {"grammar": 'root ::= "a"'}
+    hard = {**ASK, "grammar": 'root ::= "a"'}
     try:
-        with asking(address, **hard) as first, asking(address, **hard, stream=True) as second:
+        with (
+            connected(address, posted(hard)) as first,
+            connected(address, posted({**hard, "stream": True})) as second,
+        ):
             for _ in range(THREADS):
                 assert stuck.begun.acquire(timeout=20)
             assert desk.waiting == 2 and desk.running == 0
             with httpx.Client(base_url=address, timeout=20) as client:
                 for _ in range(3):
-                    plain = {"prompt": "Hi", "max_tokens": 4}
-                    assert client.post("/v1/completions", json=plain).status_code == 200
+                    assert client.post("/v1/completions", json=ASK).status_code == 200
             first.close()
             second.close()
             until(lambda: desk.waiting == 0)
@@ -221,7 +198,7 @@ def test_who_leaves_before_the_stream_begins_is_not_computed_for(
         time.sleep(0.3)  # on the loop: the farewell is there when the stream begins
 
     monkeypatch.setattr(desk, "submit", leaving)
-    with asking(address, prompt=WORDS, stream=True) as line:
+    with connected(address, posted({"prompt": WORDS, "stream": True})) as line:
         lines.append(line)
         until(lambda: desk.running == 1)
         until(lambda: is_gone(desk))

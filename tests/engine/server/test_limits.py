@@ -1,22 +1,17 @@
 """What holds clients within bounds, on real sockets: time, connections, keys; and signs of life."""
 
 import json
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 import httpx
 import pytest
-from tiny_server import CONTEXT, listen
+from tiny_server import CONTEXT, connected, posted, serving, until
 
 from diskmoe.engine.api import Model, Options
 from diskmoe.engine.server import answering
-from diskmoe.engine.server.app import Server
 from diskmoe.engine.server.connection import Connection
 from diskmoe.engine.server.desk import Desk, Failed
 from diskmoe.engine.server.rules import Rules
@@ -29,42 +24,6 @@ class Hasty(Connection):
     slow_seconds = 0.5
 
 
-@contextmanager
-def serving(desk: Desk, rules: Rules | None = None, **how: Any) -> Iterator[tuple[Any, str]]:
-    server, address, thread = listen(Server(desk, rules or Rules()).app, **how)
-    try:
-        yield server, address
-    finally:
-        server.should_exit = True
-        thread.join(10)
-
-
-def until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def connected(address: str, data: bytes = b"", buffer_bytes: int | None = None) -> socket.socket:
-    where = urlparse(address)
-    line = socket.socket()
-    if buffer_bytes is not None:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
-    line.settimeout(20)
-    line.connect((where.hostname, where.port))
-    line.sendall(data)
-    return line
-
-
-def request(body: dict[str, Any]) -> bytes:
-    data = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
-
-
 def answered(address: str) -> bool:
     return httpx.post(f"{address}/v1/completions", json=ASK, timeout=20).status_code == 200
 
@@ -72,7 +31,7 @@ def answered(address: str) -> bool:
 def test_a_client_that_takes_nothing_holds_up_nobody_and_is_let_go_of(desk: Desk) -> None:
     with serving(desk, connection=Hasty, buffer_bytes=4096) as (server, address):
         before = desk.totals.tokens
-        with connected(address, request(LONG), buffer_bytes=4096):
+        with connected(address, posted(LONG), buffer_bytes=4096):
             until(lambda: desk.running == 1)
             assert answered(address)
             # its text is made to the end though nobody reads it, or it is let go of before
@@ -85,7 +44,7 @@ def test_a_client_that_takes_nothing_holds_up_nobody_and_is_let_go_of(desk: Desk
 @pytest.mark.parametrize("said", [0, 1, 25, 90])
 def test_a_client_that_does_not_say_all_of_it_is_let_go_of(desk: Desk, said: int) -> None:
     with serving(desk, connection=Hasty) as (server, address):
-        with connected(address, request({**ASK, "prompt": "x" * 500})[:said]) as line:
+        with connected(address, posted({**ASK, "prompt": "x" * 500})[:said]) as line:
             until(lambda: bool(server.server_state.connections))
             assert answered(address)
             assert line.recv(100) == b""
@@ -97,7 +56,7 @@ def test_one_byte_now_and_then_is_not_enough(desk: Desk) -> None:
     with serving(desk, connection=Hasty) as (_, address), connected(address) as line:
         began = time.monotonic()
         with pytest.raises(OSError):
-            for byte in request({**ASK, "prompt": "x" * 5000}):
+            for byte in posted({**ASK, "prompt": "x" * 5000}):
                 line.sendall(bytes([byte]))
                 time.sleep(0.05)
                 assert time.monotonic() - began < 10
@@ -167,9 +126,9 @@ def test_a_request_that_waits_longer_than_it_may_is_refused(model_path: Path) ->
 
         model.generate = slow  # pyright: ignore[reportAttributeAccessIssue]
         with serving(desk) as (_, address):
-            first = connected(address, request(ASK))
+            first = connected(address, posted(ASK))
             until(lambda: desk.running == 1)
-            second = connected(address, request(ASK))
+            second = connected(address, posted(ASK))
             until(lambda: desk.waiting == 1)
             time.sleep(0.3)
             may.set()
@@ -217,7 +176,7 @@ def test_streams_give_signs_of_life_while_they_wait_and_while_a_prompt_is_read(
     with Model.load(model_path, options) as model:
         desk = Desk(model, most_waiting=2, most_seconds=60, say=pytest.fail)
         with serving(desk) as (_, address), httpx.Client(base_url=address, timeout=60) as client:
-            with connected(address, request({**LONG, "max_tokens": 100})):
+            with connected(address, posted({**LONG, "max_tokens": 100})):
                 until(lambda: desk.running == 1)
                 body = {"prompt": "word " * 60, "max_tokens": 3, "stream": True}
                 with client.stream("POST", "/v1/completions", json=body) as reply:

@@ -243,6 +243,8 @@ def test_a_model_without_experts_has_a_feed_too(tmp_path: Path) -> None:
                 ask(client)
                 now = until(events, "now", lambda now: now["total"]["tokens"] == 12)
                 assert now["total"]["hit_rate"] is None and now["resident"] == ""
+                desk.end()
+                assert all("now" in each or "uses" in each for each in events)  # and then it ends
         finally:
             uvicorn.should_exit = True
             thread.join(10)

@@ -2,23 +2,20 @@
 
 import asyncio
 import json
-import socket
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 import httpx
 import pytest
-from tiny_server import CONTEXT, listen
+from tiny_server import CONTEXT, connected, posted, serving, until
 
 from diskmoe.engine.api import Model, Options, Sampling
 from diskmoe.engine.server.app import Server
 from diskmoe.engine.server.desk import Desk
 from diskmoe.engine.server.rules import Rules
 
+CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12}
 
 
@@ -232,22 +229,6 @@ def test_a_page_of_another_site_is_refused(client: httpx.Client) -> None:
     assert "access-control-allow-origin" not in reply.headers
 
 
-def test_a_key_is_asked_for(desk: Desk) -> None:
-    server, address, thread = listen(Server(desk, Rules(api_key="secret")).app)
-    try:
-        with httpx.Client(base_url=address, timeout=30) as client:
-            for head in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
-                reply = client.post("/v1/chat/completions", json=ASK, headers=head)
-                assert reply.status_code == 401
-                assert reply.json()["error"]["code"] == "invalid_api_key"
-            head = {"authorization": "Bearer secret", "host": "anything"}
-            assert client.get("/v1/models", headers=head).status_code == 200
-            assert client.get("/health").status_code == 200
-    finally:
-        server.should_exit = True
-        thread.join(10)
-
-
 def test_clients_at_once_get_what_they_get_alone(client: httpx.Client, address: str) -> None:
     asked = [
         {
@@ -274,30 +255,13 @@ def test_clients_at_once_get_what_they_get_alone(client: httpx.Client, address: 
         assert [found[number] for number in range(4)] == wanted
 
 
-def until(what: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def send(address: str, body: dict[str, Any]) -> socket.socket:
-    """A request whose answer nobody reads."""
-    where = urlparse(address)
-    data = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}"
-    connection = socket.create_connection((where.hostname, where.port))
-    connection.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + data)
-    return connection
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_place(
     client: httpx.Client, address: str, desk: Desk, stream: bool
 ) -> None:
     wanted = content(ask(client))
     before = desk.totals.cancelled
-    connection = send(address, {**ASK, "max_tokens": 900, "stream": stream})
+    connection = connected(address, posted({**ASK, "max_tokens": 900, "stream": stream}, CHAT))
     until(lambda: desk.running == 1)
     connection.close()
     until(lambda: desk.running == 0 and desk.waiting == 0)
@@ -330,7 +294,7 @@ def test_more_than_may_wait_are_sent_away(client: httpx.Client, address: str, de
     connections = []
     try:
         for number in range(4):  # two run, two wait
-            connections.append(send(address, body))
+            connections.append(connected(address, posted(body, CHAT)))
             until(lambda n=number: desk.running + desk.waiting == n + 1)
         reply = ask(client)
         assert reply.status_code == 429 and reply.headers["retry-after"]
@@ -341,59 +305,14 @@ def test_more_than_may_wait_are_sent_away(client: httpx.Client, address: str, de
     until(lambda: desk.running == 0 and desk.waiting == 0)
 
 
-def test_a_client_that_does_not_read_blocks_nobody(
-    client: httpx.Client, address: str, desk: Desk
-) -> None:
-    connection = send(address, {**ASK, "max_tokens": 900, "stream": True})
-    try:
-        until(lambda: desk.running == 1)
-        assert content(ask(client))
-    finally:
-        connection.close()
-    until(lambda: desk.running == 0)
-
-
 def test_time_is_limited(model_path: Path) -> None:
     with Model.load(model_path, Options(ctx=CONTEXT, cap=1, disk_bps=200_000)) as model:
         desk = Desk(model, most_waiting=2, most_seconds=1, say=pytest.fail)
-        server, address, thread = listen(Server(desk, Rules()).app)
-        try:
-            with httpx.Client(base_url=address, timeout=30) as client:
-                reply = ask(client, max_tokens=900).json()
-                assert reply["usage"]["diskmoe"]["stop_reason"] == "time limit"
-                assert reply["choices"][0]["finish_reason"] == "length"
-        finally:
-            server.should_exit = True
-            thread.join(10)
-            desk.close()
-
-
-def test_a_client_killed_in_its_prompt_frees_its_place_within_a_layer(model_path: Path) -> None:
-    with Model.load(model_path, Options(ctx=CONTEXT, cap=1, disk_bps=200_000)) as model:
-        desk = Desk(model, most_waiting=2, most_seconds=60, say=pytest.fail)
-        server, address, thread = listen(Server(desk, Rules()).app)
-        layers: list[float] = []
-        forward = model.transformer.run_layer
-
-        def counted(*args: Any) -> None:
-            forward(*args)
-            layers.append(time.monotonic())
-
-        model.transformer.run_layer = counted  # pyright: ignore[reportAttributeAccessIssue]
-        try:
-            text = "x" * 900
-            connection = send(address, {"messages": [{"role": "user", "content": text}]})
-            until(lambda: bool(layers))
-            connection.close()
-            until(lambda: desk.totals.cancelled == 1)
-            left = len(layers)
-            time.sleep(0.2)
-            assert len(layers) == left < 3 * 4  # of three layers and at least three chunks
-            assert desk.running == 0
-        finally:
-            server.should_exit = True
-            thread.join(10)
-            desk.close()
+        with serving(desk) as (_, address), httpx.Client(base_url=address, timeout=30) as client:
+            reply = ask(client, max_tokens=900).json()
+            assert reply["usage"]["diskmoe"]["stop_reason"] == "time limit"
+            assert reply["choices"][0]["finish_reason"] == "length"
+        desk.close()
 
 
 def test_the_official_client_is_served(address: str, client: httpx.Client) -> None:

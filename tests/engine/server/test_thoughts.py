@@ -6,12 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tiny_server import CONTEXT, listen, write_model
+from tiny_server import CONTEXT, serving, write_model
 
 from diskmoe.engine.api import Model, Options, Sampling, ThinkBudget
-from diskmoe.engine.server.app import Server
 from diskmoe.engine.server.desk import Desk
-from diskmoe.engine.server.rules import Rules
 from diskmoe.grammar_draft.gbnf import parse
 
 OPENED = "Say it.<think>"
@@ -35,11 +33,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def thinker(model: Model) -> Iterator[httpx.Client]:
     desk = Desk(model, most_waiting=2, most_seconds=60, say=pytest.fail)
-    server, address, thread = listen(Server(desk, Rules()).app)
-    with httpx.Client(base_url=address, timeout=60) as client:
+    with serving(desk) as (_, address), httpx.Client(base_url=address, timeout=60) as client:
         yield client
-    server.should_exit = True
-    thread.join(10)
     desk.close()
 
 
