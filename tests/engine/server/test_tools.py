@@ -290,8 +290,10 @@ BAD = [
     (
         {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"minimum": "x"}}}]},
         "tools",
-        "type",
+        "minimum",
     ),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+     "tools[0].function.parameters.type", 'must be "object"'),
 ]  # fmt: skip
 
 
