@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from diskmoe.grammar_draft.compiled_table import Made, digest, table_for
 from diskmoe.grammar_draft.gbnf import parse
-from diskmoe.grammar_draft.graph import Graph
 from diskmoe.grammar_draft.library import load
 from diskmoe.grammar_draft.rules import Grammar
-from diskmoe.grammar_draft.tables import Made, Tables, digest, packed, table_for, unpacked
+from diskmoe.grammar_draft.tables import Tables, packed, unpacked
 
 
 def made(grammar: Grammar, tables: Tables) -> Made:
-    return tables.of(grammar, Graph(grammar))
+    return tables.of(grammar)
 
 
 def same(one: Made, other: Made) -> bool:
@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path):
 def test_no_file_makes_compiled_functions_look_where_they_may_not():
     grammar = load("json_compact")
     name = digest(grammar)
-    right = table_for(grammar, Graph(grammar))
+    right = table_for(grammar)
     body = packed(right, name)[32:]
     choose = random.Random(3)
     refused = 0
