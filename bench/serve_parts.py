@@ -189,7 +189,8 @@ def _history(server: Server, work: Work, number: int) -> _Following:
     """A first turn is answered; the second one, and how many tokens of it are new."""
     # every conversation begins in its own way, so that none goes on from another's
     if work.chat:
-        said = f"{number + 1}. {work.prompt} " * max(1, work.history // 12)
+        said = f"{number + 1}. {work.prompt} "
+        said *= max(1, 4 * work.history // len(said))  # four characters a token, about
         asked = [{"role": "user", "content": said}]
         first = {"messages": asked, "max_tokens": 8, "temperature": 0}
         answer = server.stream(CHAT, first)
