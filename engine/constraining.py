@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -11,17 +12,19 @@ from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.options import check_constrain
 from diskmoe.engine.text.side import Prompt, TextSide
 from diskmoe.engine.text.tokenizer import TextTokenizer
+from diskmoe.grammar_draft.compiled_table import digest
 from diskmoe.grammar_draft.constraint import Constraint
 from diskmoe.grammar_draft.course import Course
 from diskmoe.grammar_draft.lazy import Free, Lazy
 from diskmoe.grammar_draft.rules import Grammar
-from diskmoe.grammar_draft.tables import Tables, digest
+from diskmoe.grammar_draft.tables import Tables
 from diskmoe.grammar_draft.thinking import UNLIMITED, Tags, Thinking
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
-KEPT = 16  # grammars
 MOST_SAID = 1000  # lines, of which none is said twice
+KEPT_BYTES = 16 << 20  # of constraints that no text has now
 Say = Callable[[str], None]
+Key = tuple[str, frozenset[int]]  # a digest, and the ids that end a text
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,9 @@ class Constraints:
         self._tables = Tables(folder, say)
         self._said: set[str] = set()
         self._vocabularies: dict[frozenset[int], Vocabulary] = {}
-        self._lock = Lock()
+        self._lock = Lock()  # of those that are free, for moments only
         # by what a grammar says and the ends: those that no text has now
-        self._free: dict[tuple[str, frozenset[int]], list[Constraint]] = {}
+        self._free: dict[Key, list[Constraint]] = {}
 
     def course(
         self, wanted: Wanted, prompt: Prompt, ends: frozenset[int]
@@ -159,12 +162,24 @@ class Constraints:
         key = digest(grammar), frozenset(vocabulary.ends)
         with self._lock:
             free = self._free.pop(key, [])
-            while len(self._free) >= KEPT:
-                del self._free[next(iter(self._free))]
-            self._free[key] = free  # the latest stands last
-            constraint = free.pop() if free else Constraint(grammar, vocabulary, self._tables)
+            constraint = free.pop() if free else None
+            if free:
+                self._free[key] = free
+        if constraint is None:
+            constraint = Constraint(grammar, vocabulary, self._tables)
         constraint.name = grammar.name
-        return constraint, lambda: free.append(constraint)
+        return constraint, partial(self._give_back, key, constraint)
+
+    def _give_back(self, key: Key, constraint: Constraint) -> None:
+        """Keeps a constraint for the next text, and forgets those longest unused beyond KEPT_BYTES."""
+        with self._lock:
+            self._free[key] = [*self._free.pop(key, []), constraint]  # the latest stands last
+            size = sum(one.nbytes for free in self._free.values() for one in free)
+            while size > KEPT_BYTES:
+                oldest = next(iter(self._free))
+                size -= self._free[oldest].pop(0).nbytes
+                if not self._free[oldest]:
+                    del self._free[oldest]
 
     def _tell(self, line: str) -> None:
         """Says what was not said before."""

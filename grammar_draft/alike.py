@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from diskmoe.compiled.functions import inner, kernel
-from diskmoe.grammar_draft.loops import REFUSED
-from diskmoe.grammar_draft.table import GO
+from diskmoe.grammar_draft.loops import REFUSED, room_of
+from diskmoe.grammar_draft.table import COUNT, GO, SHIFT, STATE
 from diskmoe.grammar_draft.token_sets import LEAVES, SPACE, WITHIN
 
 OTHERS_FIRST = 128  # as a first byte: any that is not ASCII
@@ -37,6 +37,9 @@ def add_alike(
     act: Any,
     kind: Any,
     number: Any,
+    at: Any,
+    found: Any,
+    live: Any,
     loops: Any,
     room: Any,
     whole: Any,
@@ -47,15 +50,17 @@ def add_alike(
     """Adds to `words` tokens that stay with a state that their first byte leads to from `start`, or the
     byte behind a space at their beginning.
 
-    The arrays of `TokenSets` and of a `Table` come first. origins: i32 (2, FIRSTS), out: per first
-    byte that state, where all tokens were added that from there on have only bytes it loops on; else
-    -1. Behind a space likewise.
+    The arrays of `TokenSets` and of a `Table` come first. start: with its number. origins:
+    i32 (4, FIRSTS), out: per first byte that state, where all tokens were added that from there on have
+    only bytes it loops on; else -1. Behind a space likewise. Then, for both, how many such bytes.
     """
-    origins[:] = -1
-    _find(classes, act, kind, number, loops, whole, start, origins[0])
-    spaced = _target(act[start, classes[SPACE]], kind, number)
+    origins[:2] = -1
+    origins[2:] = 0
+    actions = (act, kind, number, at, found, live)
+    _find(classes, actions, loops, room, whole, start, origins[0], origins[2])
+    spaced = _target(start, classes[SPACE], actions)
     if spaced >= 0 and origins[0, SPACE] < 0:
-        _find(classes, act, kind, number, loops, whole, spaced, origins[1])
+        _find(classes, actions, loops, room, whole, spaced, origins[1], origins[3])
     for place in range(2):
         for byte in range(128):
             state = origins[place, byte]
@@ -78,7 +83,7 @@ def add_alike(
                 rows[LEAVES + other] = origins[place, other] == state
             rows[0] = origins[place, OTHERS_FIRST] == state
             _unite(rows, second if place else starting, good)
-            most = room[state] + 1 + place
+            most = origins[place + 2, byte] + 1 + place
             if most < WITHIN:
                 good &= within[most]
             i = 0
@@ -89,44 +94,66 @@ def add_alike(
 
 
 @inner
-def _target(action: Any, kind: Any, number: Any) -> Any:
-    """The state that an action leads to whatever lies below, or REFUSED."""
+def _target(state: Any, column: Any, actions: Any) -> Any:
+    """The state with its number that a byte leads to whatever lies below, or REFUSED. actions: act,
+    kind, number, at, found, live of a `Table`."""
+    act, kind, number, at, found, live = actions
+    action, count = act[state & STATE, column], state >> SHIFT
+    if action < REFUSED and kind[-2 - action] == COUNT:
+        count = max(count - 1, 0)
+        action = found[at[-2 - action] + (count == 0)]
     if action < REFUSED:
-        return number[-2 - action] if kind[-2 - action] == GO else REFUSED
+        action = number[-2 - action] if kind[-2 - action] == GO else REFUSED
+    if action >= 0 and action <= STATE and live[action]:
+        action |= count << SHIFT
     return action
 
 
 @inner
 def _find(
     classes: Any,
-    act: Any,
-    kind: Any,
-    number: Any,
+    actions: Any,
     loops: Any,
+    room: Any,
     whole: Any,
     start: Any,
     origin: Any,
+    reach: Any,
 ) -> None:
-    """Finds the states that many bytes lead to and that loop on many, those among them."""
+    """Finds the states that many bytes lead to and that loop on many, those among them; and on how
+    many bytes."""
+    begin = start & STATE
     onward = REFUSED  # where characters that are not ASCII lead, if all lead to one state
     for byte in range(128):
-        to = _target(act[start, classes[byte]], kind, number)
-        if whole[start] and _loops_on(loops, start, byte):
-            onward = to
-        if to >= 0 and _loops_on(loops, to, byte):
-            origin[byte] = to
+        to = _target(start, classes[byte], actions)
+        if to < 0:
+            continue
+        state = to & STATE
+        if whole[begin] and _loops_on(loops, begin, byte):
+            onward = state
+        if _loops_on(loops, state, byte):
+            origin[byte] = state
+            reach[byte] = room_of(room, state, to >> SHIFT)
     for byte in range(128):
         state = origin[byte]
         first = looped = 0
         for other in range(128):
-            first += origin[other] == state
+            if origin[other] == state:
+                # where numbers differ, which is rare, all are walked
+                first += 1 if reach[other] == reach[byte] else -128
             looped += state >= 0 and _loops_on(loops, state, other)
         if first < _MANY or looped < _MANY:
             for other in range(128):
                 if origin[other] == state:
                     origin[other] = -1
-        elif state == onward and whole[state]:
-            origin[OTHERS_FIRST] = state
+            continue
+        if state == onward and whole[state]:
+            alike = True
+            for lead in range(0xC2, 0xF5):
+                to = _target(start, classes[lead], actions)
+                alike &= room[state] >= 0 or room_of(room, state, to >> SHIFT) == reach[byte]
+            if alike:
+                origin[OTHERS_FIRST], reach[OTHERS_FIRST] = state, reach[byte]
 
 
 @inner

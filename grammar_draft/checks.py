@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.rules import (
+    MAX_TIMES,
     Chars,
     Grammar,
     Literal,
@@ -17,7 +18,8 @@ from diskmoe.grammar_draft.rules import (
     Symbol,
 )
 
-MAX_STATES = 200_000  # positions of all rules, repetitions unrolled
+MAX_STATES = 200_000  # positions of all rules, short repetitions written out
+WRITTEN_OUT = 512  # positions of a repetition; of a longer one copies are made as they are needed
 _SHOWN = 8  # names of a chain that a message lists
 
 
@@ -50,21 +52,30 @@ def require_end(grammar: Grammar) -> None:
 def _check_size(grammar: Grammar) -> None:
     total = 0
     for number in grammar.used:
-        size = sum(cost(s) for a in grammar.rules[number].alternatives for s in a)
+        symbols = [s for a in grammar.rules[number].alternatives for s in a]
+        most = max((max(s.low, s.high or 0) for s in symbols if type(s) is Repeat), default=0)
+        if most > MAX_TIMES:
+            raise rule_error(
+                grammar,
+                number,
+                f"rule '{grammar.rules[number].name}' repeats something {most} times; at most "
+                f"{MAX_TIMES} are counted: use * or +, or a smaller number",
+            )
+        size = sum(map(cost, symbols))
         total += size
         if total > MAX_STATES:
             raise rule_error(
                 grammar,
                 number,
-                f"rule '{grammar.rules[number].name}' unrolls to {size} positions, {total} with those "
-                f"before it; at most {MAX_STATES} are possible: use smaller repetitions, or * and +",
+                f"rule '{grammar.rules[number].name}' takes {size} positions, {total} with those "
+                f"before it; at most {MAX_STATES} are possible: use fewer or smaller rules",
             )
 
 
 def cost(symbol: Symbol) -> int:
     """How many positions a symbol takes in the automaton, about."""
     if type(symbol) is Repeat:
-        return cost(symbol.item) * max(symbol.high or symbol.low + 1, 1)
+        return min(cost(symbol.item) * max(symbol.high or symbol.low + 1, 1), WRITTEN_OUT)
     if type(symbol) is Literal:
         return len(symbol.data)
     if type(symbol) is Chars and symbol.ranges and symbol.ranges[-1][1] > 0x7F:

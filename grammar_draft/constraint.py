@@ -26,6 +26,7 @@ from diskmoe.grammar_draft.vocabulary import Vocabulary
 
 State: TypeAlias = Any
 MAX_FORCED = 256  # bytes
+MAX_JOINED = 256  # masks
 
 
 class Ended:
@@ -55,6 +56,9 @@ class Constraint:
         self._ends = set(vocabulary.ends)
         self._size = len(vocabulary)
         self._ended = Ended(vocabulary.mask_of(()))
+        self._joined: dict[
+            int, tuple[Words, Words]
+        ] = {}  # by place in memory: with the ids of ends
 
     def mask(self, state: State) -> Words:
         """The tokens that may come next: u64 (words,), bit t of them all for token t; read-only.
@@ -75,6 +79,11 @@ class Constraint:
         if token in self._ends:
             return self._ended if self._tier.may_end(state) else None
         return self._tier.step(state, token)
+
+    @property
+    def nbytes(self) -> int:
+        """About what is remembered."""
+        return self._tier.nbytes + len(self._joined) * self.vocabulary.ending.nbytes
 
     def allows(self, state: State, token: int) -> bool:
         """Whether one token may come next, without a mask."""
@@ -129,10 +138,19 @@ class Constraint:
     def _made(self, state: State) -> Words:
         words = self._tier.words(state)
         if self._tier.may_end(state):
-            words = words | self.vocabulary.ending
+            words = self._with_ends(words)
         words.setflags(write=False)
         state.mask = words
         return words
+
+    def _with_ends(self, words: Words) -> Words:
+        """The tokens of a state that may end; one array for all states of these."""
+        known = self._joined.get(id(words))
+        if known is None:
+            if len(self._joined) >= MAX_JOINED:
+                self._joined.clear()
+            known = self._joined[id(words)] = words, words | self.vocabulary.ending
+        return known[1]
 
 
 def _shown(allowed: int) -> str:

@@ -3,6 +3,9 @@
 A position reads bytes, reads a token, calls a rule, or is passed for nothing. Loops are cycles, so
 that only real nesting grows a stack. Bodies are built when a walk first needs them.
 
+A repetition that would be many positions is a loop that counts (`counts`), or, where what is counted
+cannot be one number, the copies of what it repeats are made as a walk comes to them.
+
 Three things make closures finite and small, whatever the grammar:
 
 * A call of a rule that may be empty also has a way past it. So a call is only ever completed by a
@@ -16,11 +19,13 @@ Three things make closures finite and small, whatever the grammar:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from diskmoe.grammar_draft.checks import MAX_STATES, cost, rule_error
+from diskmoe.grammar_draft.checks import MAX_STATES, WRITTEN_OUT, cost, rule_error
+from diskmoe.grammar_draft.components import components
+from diskmoe.grammar_draft.counts import COUNT, KEEP, Loop
 from diskmoe.grammar_draft.rules import (
     Alternative,
     Chars,
@@ -29,6 +34,7 @@ from diskmoe.grammar_draft.rules import (
     Ranges,
     Ref,
     Repeat,
+    Rule,
     Symbol,
     Token,
 )
@@ -54,13 +60,24 @@ class Heads(NamedTuple):
 class Graph:
     """The positions of a grammar's useful rules. Everything is indexed by position."""
 
-    def __init__(self, grammar: Grammar):
-        self._rules = grammar.rules
-        self.empty = grammar.empty
-        self._ends = grammar.ends
+    def __init__(
+        self, grammar: Grammar, counted: Container[Repeat] = (), written_out: int = WRITTEN_OUT
+    ):
+        """counted: the repetitions that are loops that count. written_out: positions of others that
+        are made at once, at most."""
+        self._rules = list(grammar.rules)  # and those of single symbols that are repeated
+        self.empty = list(grammar.empty)
+        self._ends = list(grammar.ends)
+        self._counted = counted
+        self._written_out = written_out
+        self.marks: dict[int, int] = {}  # positions of loops that count, see `counts`
+        self.loops: dict[int, Loop] = {}  # of the same positions
+        self._later: dict[int, tuple[int, int, int, bool]] = {}  # see `_copies`
+        self._singles: dict[Symbol, int] = {}
         self.edges: list[tuple[tuple[int, int], ...]] = []  # (256-bit set, position behind)
         self.tokens: list[tuple[tuple[int, bool, int], ...]] = []  # (id, negated, position behind)
         self.mask: list[int] = []  # all bytes that a position reads
+        self.plain: list[bool] = []  # whether it does nothing but read bytes
         self._calls: list[tuple[Call, ...]] = []
         self._passes: list[list[int]] = []
         self._heads: dict[int, Heads] = {}
@@ -94,16 +111,20 @@ class Graph:
 
     def canonical(self, position: int) -> int:
         """The one position for all that go on alike."""
+        if self.plain[position] or position in self.marks:
+            return position
         known = self._canon.get(position)
         if known is None:
-            if self.mask[position] and not self._passes[position] and not self._calls[position]:
-                return position
             head = self.heads(position)
-            if len(head.positions) == 1 and not head.calls and not head.ends:
-                known = head.positions[0]
+            positions, calls = head.positions, head.calls
+            if len(positions) > 1 or len(calls) > 1:
+                known = self._same.setdefault(
+                    (frozenset(positions), frozenset(calls), head.ends), position
+                )
+            elif not positions or calls or head.ends:
+                known = self._same.setdefault(head, position)
             else:
-                key = (frozenset(head.positions), frozenset(head.calls), head.ends)
-                known = self._same.setdefault(key, position)
+                known = positions[0]
             self._canon[position] = known
         return known
 
@@ -142,7 +163,7 @@ class Graph:
         return Heads(tuple(positions), tuple(calls), False)
 
     def _closure(self, position: int) -> Heads:
-        if not self._passes[position]:
+        if not self._passes[position] and position not in self._later:
             reads = self.mask[position] or self.tokens[position]
             return Heads((position,) if reads else (), self._calls[position], position == END)
         seen = {position}
@@ -151,6 +172,8 @@ class Graph:
         calls: list[Call] = []
         while queue:
             here = queue.pop()
+            if here in self._later:
+                self._copy(here)
             if self.mask[here] or self.tokens[here]:
                 positions.append(here)
             calls += self._calls[here]
@@ -167,7 +190,7 @@ class Graph:
         edges: tuple[tuple[int, int], ...] = (),
         tokens: tuple[tuple[int, bool, int], ...] = (),
         calls: tuple[Call, ...] = (),
-        passes: Iterable[int] = (),
+        passes: Sequence[int] = (),
     ) -> int:
         if len(edges) == 1:
             mask = edges[0][0]
@@ -180,6 +203,7 @@ class Graph:
         self.mask.append(mask)
         self._calls.append(calls)
         self._passes.append(list(passes))
+        self.plain.append(bool(edges) and not passes)
         return len(self.mask) - 1
 
     def _body(self, rule: int, end: int) -> int:
@@ -216,12 +240,8 @@ class Graph:
                 self._passes[loop].append(self._before(symbol.item, loop))
                 behind = loop
             else:
-                enough = behind  # one more, or none at all: not one more or the one after it
-                for _ in range(symbol.high - symbol.low):
-                    behind = self._new(passes=[self._before(symbol.item, behind), enough])
-            for _ in range(symbol.low):
-                behind = self._before(symbol.item, behind)
-            return behind
+                behind = self._repeated(symbol, symbol.high - symbol.low, False, behind)
+            return self._repeated(symbol, symbol.low, True, behind)
         if isinstance(symbol, Literal):
             for byte in reversed(symbol.data):
                 behind = self._new(((1 << byte, behind),))
@@ -232,6 +252,61 @@ class Graph:
             return self._new(tokens=((symbol.id, symbol.negated, behind),))
         past = [behind] if self.empty[symbol.rule] else []
         return self._new(calls=((symbol.rule, behind),), passes=past)
+
+    def _repeated(self, symbol: Repeat, count: int, exactly: bool, behind: int) -> int:
+        """A position that reads an item so many times, or, if not `exactly`, at most."""
+        item = symbol.item
+        recurs = isinstance(item, Ref) and item.rule in self.family
+        if count > 1 and symbol in self._counted and not recurs:
+            return self._loop(symbol, count, exactly, behind)
+        if count * cost(symbol.item) > self._written_out:
+            return self._copies(self._single(symbol.item), count, exactly, behind)
+        last = behind
+        for _ in range(count):
+            behind = self._before(symbol.item, behind)
+            if not exactly:  # one more, or none at all: not one more or the one after it
+                behind = self._new(passes=[behind, last])
+        return behind
+
+    def _loop(self, symbol: Repeat, count: int, exactly: bool, behind: int) -> int:
+        """The same as a loop that counts: see `counts`."""
+        rule = self._single(symbol.item)
+        ways = [behind] if not exactly or self.empty[rule] else []
+        first, more = self._new(passes=ways), self._new(passes=ways)
+        loop = Loop(symbol, more, behind)
+        for place, mark in ((first, count - 1), (more, COUNT)):
+            counting = self._new()  # behind an item whose beginning was just read
+            self.marks[counting], self.loops[counting] = mark, loop
+            self._calls[place] = ((rule, counting),)
+        self.marks[more], self.loops[more] = KEEP, loop
+        return first
+
+    def _copies(self, rule: int, count: int, exactly: bool, behind: int) -> int:
+        """The same as copies that are made when a walk comes to them."""
+        if not count:
+            return behind
+        copies = self._new()
+        self._later[copies] = (rule, count, behind, exactly)
+        return copies
+
+    def _copy(self, position: int) -> None:
+        rule, count, behind, exactly = self._later.pop(position)
+        self._calls[position] = ((rule, self._copies(rule, count - 1, exactly, behind)),)
+        if not exactly or self.empty[rule]:
+            self._passes[position].append(behind)
+
+    def _single(self, item: Symbol) -> int:
+        """A rule that is one item."""
+        if isinstance(item, Ref):
+            return item.rule
+        known = self._singles.get(item)
+        if known is None:
+            known = self._singles[item] = len(self._rules)
+            self._rules.append(Rule("", [(item,)], made="group"))
+            self.empty.append(False)
+            self._ends.append(True)
+            self.order[known] = -1  # it calls nothing
+        return known
 
     def _chars(self, ranges: Ranges, behind: int) -> int:
         """One character: positions for its continuation bytes are shared between sequences."""
@@ -273,46 +348,6 @@ class Graph:
             if len(members[rank]) > 1 or rule in leads[rule]
         }
         return order, family
-
-
-def components(leads: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """The strongly connected components of a graph (Tarjan 1972, without recursion).
-
-    Returns per node the number of its component, lower for what it leads to.
-    """
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    component: dict[int, int] = {}
-    count = 0
-    stack: list[int] = []
-    for start in leads:
-        if start in index:
-            continue
-        path = [(start, iter(leads[start]))]
-        index[start] = low[start] = len(index)
-        stack.append(start)
-        while path:
-            node, rest = path[-1]
-            for other in rest:
-                if other not in index:
-                    index[other] = low[other] = len(index)
-                    stack.append(other)
-                    path.append((other, iter(leads[other])))
-                    break
-                if other not in component:
-                    low[node] = min(low[node], index[other])
-            else:
-                path.pop()
-                if path:
-                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
-                if low[node] == index[node]:
-                    while True:
-                        member = stack.pop()
-                        component[member] = count
-                        if member == node:
-                            break
-                    count += 1
-    return component
 
 
 @lru_cache(1024)

@@ -12,14 +12,19 @@ from diskmoe.grammar_draft.loops import REFUSED
 from diskmoe.grammar_draft.minimal import merged
 from diskmoe.grammar_draft.table import (
     ACCEPT,
+    COUNT,
     END_OF_TEXT,
     GO,
     I32,
+    LOAD,
     RETURN,
+    SHIFT,
     SWITCH,
     U8,
     Action,
+    Count,
     Go,
+    Load,
     Return,
     Row,
     Switch,
@@ -28,8 +33,9 @@ from diskmoe.grammar_draft.table import (
 )
 
 
-def table_of(rows: Sequence[Row], start: int) -> Table:
-    """Arrays from rows of actions; states that nothing can tell apart are made one."""
+def table_of(rows: Sequence[Row], start: int, live: Sequence[bool]) -> Table:
+    """Arrays from rows of actions; states that nothing can tell apart are made one. live: per row
+    whether a number goes along."""
     sets: dict[int, int] = {}
     actions: dict[Action, int] = {}
     states: list[int] = []
@@ -44,7 +50,8 @@ def table_of(rows: Sequence[Row], start: int) -> Table:
     act = np.full((len(rows), members.shape[1]), REFUSED, np.int32)
     entry, column = np.nonzero(members[places])
     act[np.array(states)[entry], column] = np.array(codes)[entry]
-    return _laid(act, list(actions), merged(act), classes, start)
+    lives = np.array(live, np.uint8)
+    return _laid(act, list(actions), merged(act, lives), classes, start, lives)
 
 
 def _code(action: Action, actions: dict[Action, int]) -> int:
@@ -72,7 +79,7 @@ def _classes(sets: Sequence[int]) -> tuple[U8, npt.NDArray[np.bool_]]:
     return classes, members
 
 
-def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) -> Table:
+def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int, live: U8) -> Table:
     """Numbers what is left of the states, and lays actions flat."""
     keys = {s for a in actions if type(a) is Switch for s, _ in a.cases}
     old = names.tolist()
@@ -98,8 +105,9 @@ def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) 
     for action in queue:  # grows while it is read
         if isinstance(action, Go):
             kind.append(GO)
-            value.append(named[action.to])
-            listed += [named[s] for s in action.push]
+            *sets, own = action.sets or [0] * (len(action.push) + 1)
+            value.append(named[action.to] | own << SHIFT)
+            listed += [named[s] | n << SHIFT for s, n in zip(action.push, sets, strict=True)]
             found += [0] * len(action.push)
         elif isinstance(action, Switch):
             kind.append(SWITCH)
@@ -107,6 +115,12 @@ def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) 
             cases = sorted((named[s], code(then)) for s, then in action.cases)
             listed += [s for s, _ in cases]
             found += [then for _, then in cases]
+        elif isinstance(action, Count | Load):
+            nexts = [action.then] if isinstance(action, Load) else [action.more, action.last]
+            kind.append(LOAD if isinstance(action, Load) else COUNT)
+            value.append(0)
+            listed += [0] * len(nexts)
+            found += [code(then) for then in nexts]
         else:
             kind.append(RETURN if isinstance(action, Return) else ACCEPT)
             value.append(0)
@@ -122,5 +136,6 @@ def _laid(act: I32, actions: list[Action], names: I32, classes: U8, start: int) 
         i32(at),
         i32(listed),
         i32(found),
+        live[kept],
         named[start],
     )

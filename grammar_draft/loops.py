@@ -15,6 +15,7 @@ from diskmoe.grammar_draft.utf8 import CHARACTERS
 
 REFUSED = -1  # what leads nowhere in a table
 FOREVER = 1 << 30
+COUNTED = -1  # and what is below it, see `table.Table`
 FEWEST_OF_A_CHAIN = 20  # ASCII bytes
 LONGEST_CHAIN = 30_000  # below what a trie says of texts that are too long to be measured
 
@@ -42,6 +43,9 @@ def tails(
 @kernel
 def find_loops(
     act: Any,
+    ahead: Any,
+    sets: Any,
+    lasts: Any,
     classes: Any,
     tails: Any,
     loops: Any,
@@ -49,17 +53,24 @@ def find_loops(
     whole: Any,
     leaves: Any,
     ascii_only: Any,
+    closed: Any,
 ) -> Any:
-    """Fills `loops`, `room`, `whole`, `leaves` and `ascii_only` (see `table.Table`), zero before; tails: of
-    `tails`."""
+    """Fills `loops`, `room`, `whole`, `leaves`, `ascii_only` and `closed` (see `table.Table`), zero
+    before.
+
+    ahead, sets, lasts: i32 as `act`, of actions that only count or set a number: the state that they
+    lead to, what they set it to (COUNTED where they count), and the state behind the last one that is
+    counted, else -1; tails: of `tails`.
+    """
     states = len(act)
     one = np.uint64(1)
     onward = np.full(states, -1, np.int32)
+    given = np.zeros(states, np.int32)  # the least number that the loops of a state set
     for state in range(states):
         # where most bytes lead, if most lead to one state (Boyer and Moore's vote); itself before all
         target, votes = -1, 0
         for byte in range(128):
-            to = act[state, classes[byte]]
+            to = ahead[state, classes[byte]]
             if to == state:
                 target, votes = to, 1000
             elif to >= 0:
@@ -69,15 +80,20 @@ def find_loops(
         if target < 0:
             continue
         count = 0
+        given[state] = FOREVER
         for byte in range(128):
-            if act[state, classes[byte]] == target:
+            if ahead[state, classes[byte]] == target:
                 loops[state, byte >> 6] |= one << np.uint64(byte & 63)
                 count += 1
+                given[state] = min(given[state], sets[state, classes[byte]])
         if target != state and count < FEWEST_OF_A_CHAIN:
             loops[state, 0] = loops[state, 1] = np.uint64(0)
             continue
+        for column in range(act.shape[1]):
+            if sets[state, column] > 0:
+                given[state] = min(given[state], sets[state, column])
         onward[state] = target
-        whole[state] = _leads_whole(act, state, target, tails)
+        whole[state] = _leads_whole(act, ahead, state, target, tails)
     for state in range(states):
         for byte in range(128):
             if act[state, classes[byte]] != REFUSED:
@@ -92,6 +108,13 @@ def find_loops(
     for state in range(states):
         if onward[state] == state:
             room[state] = FOREVER
+            for column in range(act.shape[1]):
+                if sets[state, column] == COUNTED:
+                    room[state] = COUNTED
+    arrays = (act, lasts, sets, classes, tails, loops, room, whole, leaves, ascii_only, closed)
+    for state in range(states):
+        if room[state] == COUNTED and onward[state] == state:
+            _look_behind(state, arrays)
     for first in range(states):
         length = 0
         here = first
@@ -106,13 +129,66 @@ def find_loops(
             to = onward[state]
             lost = loops[state, 0] & ~loops[to, 0] | loops[state, 1] & ~loops[to, 1]
             if lost == 0 and whole[state] <= whole[to]:
-                longer = min(room[to] + 1, LONGEST_CHAIN)
-                room[state] = FOREVER if room[to] == FOREVER else longer
-                for part in range(2):
-                    leaves[state, part] |= leaves[to, part] | (
-                        loops[to, part] & ~loops[state, part]
-                    )
-                ascii_only[state] &= ascii_only[to]
+                if room[to] < 0 and given[state] > 0:
+                    room[state] = min(room_of(room, to, given[state]) + 1, FOREVER)
+                elif room[to] == FOREVER and given[state] != COUNTED:
+                    room[state] = FOREVER
+                elif room[to] >= 0 and given[state] != COUNTED:
+                    room[state] = min(room[to] + 1, LONGEST_CHAIN)
+                _go_on(state, to, loops, leaves, ascii_only)
+    for state in range(states):
+        if room[state] == COUNTED and onward[state] == state and not closed[state]:
+            _look_behind(state, arrays)
+    for state in range(states):  # those before loops that were found to go on
+        to = onward[state]
+        if to >= 0 and to != state and room[to] < COUNTED and given[state] > 0 and room[state] > 1:
+            room[state] = min(room_of(room, to, given[state]) + 1, FOREVER)
+            _go_on(state, to, loops, leaves, ascii_only)
+
+
+@inner
+def room_of(room: Any, state: Any, count: Any) -> Any:
+    """How many bytes a state with a number loops on. room: of `table.Table`."""
+    return room[state] if room[state] >= 0 else count - 1 - room[state]
+
+
+@inner
+def _go_on(state: Any, to: Any, loops: Any, leaves: Any, ascii_only: Any) -> Any:
+    """Adds what the next state of a chain can read."""
+    for part in range(2):
+        leaves[state, part] |= leaves[to, part] | loops[to, part] & ~loops[state, part]
+    ascii_only[state] &= ascii_only[to]
+
+
+@inner
+def _look_behind(state: Any, arrays: Any) -> Any:
+    """What comes behind the last that a state counts: further loops on the same bytes, or none of
+    these bytes (the state is closed)."""
+    act, lasts, sets, classes, tails, loops, room, whole, leaves, ascii_only, closed = arrays
+    behind = -2
+    for byte in range(128):
+        column = classes[byte]
+        if loops[state, byte >> 6] >> np.uint64(byte & 63) & np.uint64(1):
+            if sets[state, column] != COUNTED or (behind != -2 and behind != lasts[state, column]):
+                return
+            behind = int(lasts[state, column])
+    if behind < 0:
+        return
+    read = False
+    for byte in range(128):
+        if loops[state, byte >> 6] >> np.uint64(byte & 63) & np.uint64(1):
+            read |= act[behind, classes[byte]] != REFUSED
+    if not read:
+        closed[state] = 1
+        _go_on(state, behind, loops, leaves, ascii_only)
+        return
+    lost = loops[state, 0] & ~loops[behind, 0] | loops[state, 1] & ~loops[behind, 1]
+    if lost or room[behind] <= 0:
+        return
+    if whole[state] and not (whole[behind] and _leads_whole(act, lasts, state, behind, tails)):
+        return
+    room[state] = COUNTED - room[behind]
+    _go_on(state, behind, loops, leaves, ascii_only)
 
 
 @kernel
@@ -134,12 +210,12 @@ def find_only(act: Any, classes: Any, only: Any) -> None:
 
 
 @inner
-def _leads_whole(act: Any, state: Any, target: Any, tails: Any) -> Any:
+def _leads_whole(act: Any, ahead: Any, state: Any, target: Any, tails: Any) -> Any:
     """Whether every character that is not ASCII leads from a state to the target."""
     patterns, ranges = tails
     width = ranges.shape[1]
     for i in range(len(patterns)):
-        a = act[state, patterns[i, 0]]
+        a = ahead[state, patterns[i, 0]]
         if a < 0:
             return False
         for c in range(width):

@@ -12,13 +12,13 @@ from diskmoe.compiled.functions import inner, kernel
 I32 = npt.NDArray[np.int32]
 
 
-def merged(act: I32) -> I32:
-    """Which state each one becomes: the lowest of those that do the same.
+def merged(act: I32, live: npt.NDArray[np.uint8]) -> I32:
+    """Which state each one becomes: the lowest of those that do the same. live: of `table.Table`.
 
     Actions are compared as they are, so that what is merged is rather too little than too much.
     """
     known: dict[bytes, int] = {}
-    alone = np.minimum(act, 0).tobytes()  # what each state does by itself
+    alone = np.column_stack([np.minimum(act, 0), live]).tobytes()  # what each state does by itself
     size = len(alone) // len(act)
     rows = [alone[at : at + size] for at in range(0, len(alone), size)]
     blocks = np.array([known.setdefault(row, len(known)) for row in rows], np.int32)

@@ -21,10 +21,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from diskmoe.grammar_draft.counts import Clash
 from diskmoe.grammar_draft.graph import Graph
+from diskmoe.grammar_draft.laid import table_of
 from diskmoe.grammar_draft.rules import Grammar
-from diskmoe.grammar_draft.subsets import Subsets
-from diskmoe.grammar_draft.table import END_OF_TEXT, Accept, Action, Go, Return, Row, Switch
+from diskmoe.grammar_draft.subsets import MAX_DEPTH, Subsets, Undecided
+from diskmoe.grammar_draft.table import (
+    END_OF_TEXT,
+    POPPED,
+    Accept,
+    Action,
+    Count,
+    Go,
+    Load,
+    Return,
+    Row,
+    Switch,
+    Table,
+)
 
 _ALL = END_OF_TEXT * 2 - 1
 
@@ -35,9 +49,10 @@ class Pushdown:
     def __init__(self, grammar: Grammar, graph: Graph, pushed: set[int]):
         """pushed: the rules whose calls are pushed, those that recur among them.
 
-        Raises Undecided.
+        Raises Undecided, and Clash where a number would have to be several.
         """
         subsets = self._subsets = Subsets(graph, pushed)
+        self._live = subsets.live
         self._landed: dict[tuple[int, int], int] = {}  # (ports, symbol that is several) -> state
         self._taken: dict[tuple[int, int], int] = {}  # (state, symbol) -> both as one state
         root = (graph.called(grammar.root), subsets.ports[0])
@@ -86,7 +101,10 @@ class Pushdown:
                 self._take(state, symbol)
 
     def _take(self, state: int, symbol: int) -> None:
-        """A state that may go on by itself or return to `symbol`: both as one."""
+        """A state that may go on by itself or return to `symbol`: both as one, with one number."""
+        if self._live[state] and self._live[symbol]:
+            contents = self._subsets.contents
+            raise Clash(self._subsets.loops((*contents[state], *contents[symbol])))
         tails = [self._subsets.tail(kernel, True) for kernel in self._subsets.contents[symbol]]
         places = dict(zip(self._subsets.ports, tails, strict=False))
         both = self._subsets.moved(self._subsets.contents[state][0], places)
@@ -98,12 +116,14 @@ class Pushdown:
         onward: list[set[int]] = [set() for _ in self._subsets.contents]  # states at the same level
         below[self.start] = 1
         for state, steps in enumerate(self._subsets.steps):
-            for _, symbol, to in steps:
-                if symbol < 0:
-                    onward[state].add(to)
-                else:
-                    onward[state].add(symbol)
-                    below[to] |= 1 << symbol
+            for _, action in steps:
+                if type(action) is int:
+                    onward[state].add(action)
+                    continue
+                for go in _ways(action):
+                    onward[state].add(go.push[0] if go.push else go.to)
+                    if go.push:
+                        below[go.to] |= 1 << go.push[0]
         for (_, symbol), to in (*self._landed.items(), *self._taken.items()):
             onward[symbol].add(to)
         queue = [state for state, symbols in enumerate(below) if symbols]
@@ -121,7 +141,7 @@ class Pushdown:
         return; the end of the text as well."""
         self._own = [0] * len(self._subsets.contents)  # what a state reads by itself
         for state, steps in enumerate(self._subsets.steps):
-            for some, _, _ in steps:
+            for some, _ in steps:
                 self._own[state] |= some
         firsts = self._firsts = list(self._own)
         firsts[0] = END_OF_TEXT
@@ -142,20 +162,34 @@ class Pushdown:
 
     # rows
 
+    def _put_back(self, symbol: int, action: Action) -> Action:
+        """A step behind a symbol that was popped to see what it is."""
+        if isinstance(action, Count):
+            return Count(self._put_back(symbol, action.more), self._put_back(symbol, action.last))
+        go = Go(action) if isinstance(action, int) else action
+        assert isinstance(go, Go)
+        own = POPPED if self._live[symbol] else 0
+        sets = (own, *(go.sets or [0] * (len(go.push) + 1)))
+        return Go(go.to, (symbol, *go.push), sets if any(sets) else ())
+
+    def table(self) -> Table:
+        """The rows as a table. Raises Undecided."""
+        return table_of(self.rows(), self.start, self._live)
+
     def rows(self) -> list[Row]:
         """What each state does with each byte. Raises Undecided."""
-        rows: list[Row] = [[(END_OF_TEXT, Accept())]]
-        rows += [self._row(state, _ALL) for state in range(1, len(self._subsets.contents))]
-        return rows
+        return [self._row(state, _ALL) for state in range(len(self._subsets.contents))]
 
-    def _row(self, state: int, some: int) -> Row:
-        """What a state does with some of the bytes."""
-        row: Row = []
+    def _row(self, state: int, some: int, depth: int = 0) -> Row:
+        """What a state does with some of the bytes. depth: symbols that were popped before."""
+        if depth > MAX_DEPTH:
+            raise Undecided(f"more than {MAX_DEPTH} returns before one byte")
+        if not state:
+            return [(END_OF_TEXT, Accept())] if some & END_OF_TEXT else []
         if not self._subsets.ends[state]:
-            for bits, symbol, to in self._subsets.steps[state]:
-                if bits & some:
-                    row.append((bits & some, to if symbol < 0 else Go(to, (symbol,))))
-            return row
+            steps = self._subsets.steps[state]
+            return [(bits & some, action) for bits, action in steps if bits & some]
+        row: Row = []
         group = (self._below[state], self._subsets.ends[state])
         returned = self._behind.get(group, 0)  # bytes that are read behind a return
         switched = 0
@@ -163,22 +197,21 @@ class Pushdown:
             for symbol, to in self._returns[group]:
                 switched |= self._firsts[to] if to != symbol else 0
         returned &= some
-        for bits, symbol, to in self._subsets.steps[state]:
+        for bits, go in self._subsets.steps[state]:
             bits &= some
             if bits:
-                go = to if symbol < 0 else Go(to, (symbol,))
                 if bits & ~returned:
                     row.append((bits & ~returned, go))
                 if bits & returned:
-                    row += self._switches(state, bits & returned, go)
+                    row += self._switches(state, bits & returned, go, depth)
                     returned &= ~bits
         if returned & switched:
-            row += self._switches(state, returned & switched, None)
+            row += self._switches(state, returned & switched, None, depth)
         if returned & ~switched:
             row.append((returned & ~switched, Return()))
         return row
 
-    def _switches(self, state: int, some: int, go: int | Go | None) -> Row:
+    def _switches(self, state: int, some: int, go: Action | None, depth: int) -> Row:
         """The rows of bytes where the symbol below a state says what they do. go: what the state
         does with them by itself."""
         returns = self._returns[self._below[state], self._subsets.ends[state]]
@@ -188,10 +221,13 @@ class Pushdown:
             both = some & self._firsts[landed]
             joined: Row = []
             if both:
-                joined = self._row(landed if go is None else self._taken[state, symbol], both)
+                both_as_one = landed if go is None else self._taken[state, symbol]
+                joined = self._row(both_as_one, both, depth + 1)
+                # the number of what goes on: that of the symbol, if it is in what goes on
+                if self._live[symbol] or (go is None and self._live[state]):
+                    joined = [(bits, Load(action)) for bits, action in joined]
             if go is not None and some & ~both:
-                to, push = (go.to, go.push) if isinstance(go, Go) else (go, ())
-                joined.append((some & ~both, Go(to, (symbol, *push))))
+                joined.append((some & ~both, self._put_back(symbol, go)))
             finer: dict[int, dict[int, Action]] = {}
             for bits, cases in parts.items():
                 left = bits
@@ -206,6 +242,16 @@ class Pushdown:
             (bits, Switch(1, tuple(sorted(cases.items(), key=_symbol))))
             for bits, cases in parts.items()
         ]
+
+
+def _ways(action: Action) -> tuple[Go, ...]:
+    """Where a step may lead."""
+    if isinstance(action, Count):
+        return (*_ways(action.more), *_ways(action.last))
+    if isinstance(action, int):
+        return (Go(action),)
+    assert isinstance(action, Go)
+    return (action,)
 
 
 def _members(some: int) -> Iterator[int]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from diskmoe.grammar_draft.checks import cost
-from diskmoe.grammar_draft.graph import Graph, components
-from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Symbol, Token
+from diskmoe.grammar_draft.counts import times
+from diskmoe.grammar_draft.graph import Graph
+from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Token
 from diskmoe.grammar_draft.subsets import MAX_WORK
 
-MAX_COPIED = 100  # states of a rule that is called from several places, about
+MAX_COPIED = 40  # states of a rule that is called from several places, about
 
 
-def shared(grammar: Grammar, pushed: set[int]) -> set[int]:
-    """The rules that should be pushed beside those that must: what would be copied too often."""
-    component = components({rule: sorted(set(grammar.uses(rule))) for rule in grammar.used})
+def shared(grammar: Grammar, pushed: set[int], counted: Container[Repeat] = ()) -> set[int]:
+    """The rules that should be pushed beside those that must: what would be copied too often.
+    counted: repetitions that are loops."""
+    component = grammar.circles
     calls = dict.fromkeys(grammar.used, 0)  # that come back
     for rule in grammar.used:
         for alternative in grammar.rules[rule].alternatives:
@@ -27,18 +31,14 @@ def shared(grammar: Grammar, pushed: set[int]) -> set[int]:
         for alternative in grammar.rules[rule].alternatives:
             for symbol in alternative:
                 item = symbol.item if isinstance(symbol, Repeat) else symbol
-                size += cost(symbol)
+                often = 2 if isinstance(symbol, Repeat) and symbol in counted else times(symbol)
+                size += often * cost(item)
                 if isinstance(item, Ref) and item.rule not in found:
-                    size += _times(symbol) * sizes.get(item.rule, 0)
+                    size += often * sizes.get(item.rule, 0)
         sizes[rule] = min(size, MAX_WORK)
         if (calls[rule] - 1) * sizes[rule] > MAX_COPIED:
             found.add(rule)
     return found
-
-
-def _times(symbol: Symbol) -> int:
-    """How often a symbol stands in a state's way."""
-    return max(symbol.high or symbol.low + 1, 1) if isinstance(symbol, Repeat) else 1
 
 
 def names_tokens(grammar: Grammar) -> bool:
@@ -53,7 +53,7 @@ def recurring(grammar: Grammar, graph: Graph) -> set[int]:
     A call that is the last thing in an alternative does not come back, and first calls in circles
     are left recursion, which `Graph` solves.
     """
-    component = components({rule: sorted(set(grammar.uses(rule))) for rule in grammar.used})
+    component = grammar.circles
     found: set[int] = set()
     for rule in grammar.used:
         family = graph.family.get(rule, ())

@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
+from diskmoe.grammar_draft.components import components
+
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # code points, both ends included, sorted, disjoint
 
 LAST_CODE_POINT = 0x10FFFF
+MAX_TIMES = 200_000  # that an item is counted
+_RULE_BYTES, _SYMBOL_BYTES = 400, 200
 _SURROGATES = (0xD800, 0xDFFF)
 
 
@@ -89,6 +93,12 @@ class Grammar:
                     yield item.rule
 
     @cached_property
+    def nbytes(self) -> int:
+        """What the rules take, about."""
+        symbols = sum(len(a) for rule in self.rules for a in rule.alternatives)
+        return len(self.text) + _RULE_BYTES * len(self.rules) + _SYMBOL_BYTES * symbols
+
+    @cached_property
     def used(self) -> list[int]:
         """The rules that the root leads to, ascending."""
         seen = {self.root}
@@ -99,6 +109,11 @@ class Grammar:
                     seen.add(other)
                     queue.append(other)
         return sorted(seen)
+
+    @cached_property
+    def circles(self) -> dict[int, int]:
+        """Per used rule the number of the circle of calls that it is in, lower for what it calls."""
+        return components({rule: sorted(set(self.uses(rule))) for rule in self.used})
 
     @cached_property
     def empty(self) -> list[bool]:

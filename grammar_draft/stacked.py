@@ -21,7 +21,9 @@ from diskmoe.grammar_draft.trie import I32, OTHERS, WHOLE, Words
 from diskmoe.grammar_draft.utf8 import CHARACTERS
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
-MAX_KEPT = 50_000  # states, and tokens whose states are remembered
+MAX_KEPT = 30_000  # states, tokens whose states are remembered, kilobytes of masks
+MAX_PARTS_BYTES = 16 << 20
+STATE_BYTES = 1000  # of a state that is remembered, about
 MAX_TOPS = 8192  # states with rows, 1 KiB each
 _FIRST = 64  # rows to begin with
 _UNKNOWN = -2  # in a row's first place: not worked out yet
@@ -162,10 +164,18 @@ class Stacked:
         """The bytes that must come next, at most so many; they stop where the text may end."""
         return self._automaton.forced(state.stacks, limit)
 
+    @property
+    def nbytes(self) -> int:
+        """About what is remembered."""
+        rows = self._tops.rows.nbytes
+        parts = sum(words.nbytes + ends.nbytes for words, ends in self._parts.values())
+        return rows + parts + self._kept * STATE_BYTES
+
     def words(self, state: State) -> Words:
         """The tokens that may come next."""
+        self._kept += 8 * self._vocabulary.words // STATE_BYTES  # whoever asks keeps them
         vocabulary = self._vocabulary
-        if self._tops.full:
+        if self._tops.full or len(self._parts) * 8 * vocabulary.words > MAX_PARTS_BYTES:
             self._tops.clear()
             self._parts.clear()
             self._below.clear()

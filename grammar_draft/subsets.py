@@ -1,7 +1,8 @@
 """What a text may be doing, as numbered states: subsets of (position, tail), and the steps of bytes.
 
 See `pushdown` for what a state is; here they are made, and calls that lie below all that a byte leads
-to are parted from them.
+to are parted from them. What is in a loop that counts (`counts`) shares one number in a state, and one
+in a symbol: a step says what becomes of them.
 """
 
 from __future__ import annotations
@@ -10,21 +11,34 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 from itertools import islice
 
+from diskmoe.grammar_draft.counts import COUNT, KEEP, Clash
 from diskmoe.grammar_draft.graph import END, Graph
+from diskmoe.grammar_draft.patience import breathe
+from diskmoe.grammar_draft.rules import Repeat
+from diskmoe.grammar_draft.table import Action, Count, Go
 
 MAX_STATES = 6000
 MAX_WORK = 200_000  # items and edges looked at
+PAUSE = 20  # of this work, between times that others may run
 MAX_DEPTH = 16  # open calls, one in another, that one state holds
 MAX_PORTS = 8  # rules that are open side by side on the stack
+NO_MARKS: Mapping[int, int] = {}
 
 
 class Tail:
     """Calls that are open: what follows once the innermost is complete. One object per content. A
     port stands for what the symbol below a state says."""
 
-    __slots__ = ("depth", "items", "port", "pushable")
+    __slots__ = ("counting", "depth", "items", "marks", "port", "pushable")
 
-    def __init__(self, items: Kernel, pushable: bool, port: int = -1):
+    def __init__(
+        self, items: Kernel, pushable: bool, port: int = -1, marked: Mapping[int, int] = NO_MARKS
+    ):
+        """marked: the marks of positions."""
+        self.marks: frozenset[int] = frozenset()  # of all loops that what follows is in
+        self.counting = 0  # how many loops, one in another
+        if marked:
+            self.marks, self.counting = marks_of(items, marked)
         self.items = items
         self.pushable = pushable  # whether what is behind it may be a symbol of the stack
         self.port = port  # -1: none
@@ -34,6 +48,18 @@ class Tail:
 Item = tuple[int, Tail]
 Kernel = frozenset[Item]
 Calls = dict[int, tuple[dict[Item, None], dict[Tail, None]]]  # frames, and tails of last calls
+
+
+def marks_of(items: Kernel, marked: Mapping[int, int]) -> tuple[frozenset[int], int]:
+    """The marks of items and of what is below them, and how many loops lie in one another."""
+    found: set[int] = set()
+    deepest = 0
+    for position, tail in items:
+        found |= tail.marks
+        if position in marked:
+            found.add(marked[position])
+        deepest = max(deepest, tail.counting + (position in marked))
+    return frozenset(found), deepest
 
 
 class Undecided(Exception):
@@ -48,13 +74,18 @@ class Subsets:
         self._graph = graph
         self._pushed = pushed
         # per tail, or set of them: the symbol that is parted from them or -1, and what they become
-        self._cuts: dict[Tail | frozenset[Tail], tuple[int, dict[Tail, Tail]]] = {}
+        self._cuts: dict[Tail | frozenset[Tail], tuple[tuple[Kernel, ...], dict[Tail, Tail]]] = {}
         self._tails: dict[tuple[Kernel, bool], Tail] = {}
+        self._changes: dict[tuple[Kernel, ...], int] = {}
         self._numbers: dict[tuple[Kernel, ...], int] = {}
         self._work = 0
+        self._pause = 0
         self.ports = [Tail(frozenset(), False, port) for port in range(MAX_PORTS)]
         self.contents: list[tuple[Kernel, ...]] = []  # by port; of a state just what it is
-        self.steps: list[list[tuple[int, int, int]]] = []  # (bytes, symbol or -1, state)
+        self.live: list[bool] = []  # whether a number goes along
+        self.steps: list[
+            list[tuple[int, Action]]
+        ] = []  # bytes, and what they do: Go, or Count of two
         self.ends: list[int] = []  # the ports that a state may have completed, as a set
         self.number((frozenset(),))
 
@@ -66,33 +97,117 @@ class Subsets:
                 raise Undecided(f"more than {MAX_STATES} states")
             known = self._numbers[contents] = len(self.contents)
             self.contents.append(contents)
+            self.live.append(bool(self._graph.marks and self._change(contents)))
         return known
 
     def spend(self, work: int) -> None:
         self._work += work
-        if self._work > MAX_WORK:
-            raise Undecided(f"more than {MAX_WORK} steps of work")
+        if self._work > self._pause:
+            breathe()
+            self._pause = self._work + PAUSE
+            if self._work > MAX_WORK:
+                raise Undecided(f"more than {MAX_WORK} steps of work")
 
     def explore(self) -> None:
         """Works out the steps of all states that have none yet, and of those they lead to."""
         for contents in islice(self.contents, len(self.steps), None):  # grows
             reads, ends = self._closure(contents[0]) if len(contents) == 1 else ([], 0)
             self.ends.append(ends)
-            steps: list[tuple[int, int, int]] = []
+            steps: list[tuple[int, Action]] = []
             for some, reached in self._parted(reads):
-                symbol, to = self._cut(reached)
-                steps.append((some, symbol, self.number((to,))))
+                steps.append((some, self._step(*self._cut(reached))))
             self.steps.append(steps)
+
+    def _step(self, below: tuple[Kernel, ...], kernel: Kernel) -> Action:
+        """What a byte does that leads to `kernel` above a symbol of these contents, if any."""
+        changes = (0, 0)
+        if self._graph.marks:
+            changes = self._change(below), self._change((kernel,))
+        if changes == (0, 0):
+            to = self.number((kernel,))
+            return Go(to, (self.number(below),)) if below else to
+        counts = COUNT in changes
+        if counts and KEEP in changes:
+            raise Clash(self.loops((*below, kernel)))
+        sets = tuple(max(change, 0) for change in (changes if below else changes[1:]))
+
+        def go(last: bool) -> int | Go:
+            to = self.number((self._decided(kernel, last),))
+            if not below:
+                return Go(to, (), sets) if any(sets) else to
+            symbol = self.number(tuple([self._decided(one, last) for one in below]))
+            return Go(to, (symbol,), sets if any(sets) else ())
+
+        return Count(go(False), go(True)) if counts else go(False)
+
+    def _change(self, contents: tuple[Kernel, ...]) -> int:
+        """What becomes of a number: KEEP, COUNT, what it is set to, or 0 where there is none."""
+        known = self._changes.get(contents)
+        if known is None:
+            known = self._changes[contents] = self._changed(contents)
+        return known
+
+    def _changed(self, contents: tuple[Kernel, ...]) -> int:
+        marked = self._graph.marks
+        if not any(p in marked or tail.marks for kernel in contents for p, tail in kernel):
+            return 0
+        found: set[int] = set()
+        for kernel in contents:
+            marks, deepest = marks_of(kernel, self._graph.marks)
+            found |= marks
+            if len(found) > 1 or deepest > 1:
+                raise Clash(self.loops(contents))
+        return found.pop() if found else 0
+
+    def loops(self, contents: tuple[Kernel, ...]) -> set[Repeat]:
+        """The repetitions whose numbers are in some contents."""
+        found: set[Repeat] = set()
+        seen: set[Tail] = set()
+        queue = [item for kernel in contents for item in kernel]
+        for position, tail in queue:  # grows
+            if position in self._graph.loops:
+                found.add(self._graph.loops[position].symbol)
+            if tail not in seen:
+                seen.add(tail)
+                queue += tail.items
+        return found
+
+    def _decided(self, kernel: Kernel, last: bool) -> Kernel:
+        """A kernel in which what was begun in loops that count is their last, or is not."""
+        marks, loops = self._graph.marks, self._graph.loops
+        known: dict[Tail, Tail] = {}
+
+        def behind(position: int) -> int:
+            mark = marks.get(position, KEEP)
+            if mark == KEEP:
+                return position
+            if mark == COUNT and last:
+                return self._graph.canonical(loops[position].last)
+            return loops[position].more
+
+        def decided(tail: Tail) -> Tail:
+            if tail.marks <= {KEEP}:
+                return tail
+            if tail not in known:
+                inside = frozenset((behind(p), decided(below)) for p, below in tail.items)
+                known[tail] = self.tail(inside, tail.pushable)
+            return known[tail]
+
+        return frozenset((behind(position), decided(tail)) for position, tail in kernel)
 
     def _closure(self, kernel: Kernel) -> tuple[list[Item], int]:
         """What a state may do next: positions that read, and the ports that it has completed."""
         heads = self._graph.heads
         if len(kernel) == 1:
             ((position, tail),) = kernel
-            head = heads(position)
-            if not head.calls and not head.ends:
+            if self._graph.plain[position]:
                 self._work += 1
-                return [(other, tail) for other in head.positions], 0
+                return [(position, tail)], 0
+            head = heads(position)
+            if not head.calls and (not head.ends or tail.port >= 0):
+                self._work += 1
+                completed = 1 << tail.port if head.ends else 0
+                return [(other, tail) for other in head.positions], completed
         reads: dict[Item, None] = {}
         calls: Calls = {}
         ends = 0
@@ -119,7 +234,9 @@ class Subsets:
 
     def _call(self, calls: Calls, rule: int, behind: int, tail: Tail) -> None:
         framed, bare = calls.setdefault(rule, ({}, {}))
-        if self._graph.heads(behind).only_ends:
+        if behind in self._graph.marks:
+            framed[behind, tail] = None
+        elif self._graph.heads(behind).only_ends:
             bare[tail] = None  # nothing left to do there: no frame
         else:
             framed[self._graph.canonical(behind), tail] = None
@@ -150,7 +267,7 @@ class Subsets:
         known = self._tails.get((items, pushable))
         self.spend(len(items))
         if known is None:
-            known = self._tails[items, pushable] = Tail(items, pushable)
+            known = self._tails[items, pushable] = Tail(items, pushable, -1, self._graph.marks)
             if known.depth > MAX_DEPTH:
                 raise Undecided(f"more than {MAX_DEPTH} open calls in one state")
         return known
@@ -194,8 +311,9 @@ class Subsets:
             joined[kernel] = joined.get(kernel, 0) | bits
         return [(bits, kernel) for kernel, bits in joined.items()]
 
-    def _cut(self, reached: Kernel) -> tuple[int, Kernel]:
-        """Parts calls that lie below all that was reached: (the symbol to push or -1, the state)."""
+    def _cut(self, reached: Kernel) -> tuple[tuple[Kernel, ...], Kernel]:
+        """Parts calls that lie below all that was reached: (the symbol to push if any, the state),
+        both as what they are."""
         tails: Tail | frozenset[Tail]
         if len(reached) == 1:
             ((_, tails),) = reached
@@ -204,10 +322,10 @@ class Subsets:
         known = self._cuts.get(tails)
         if known is None:
             cut = self._parting(frozenset([tails]) if isinstance(tails, Tail) else tails)
-            symbol = self.number(tuple(tail.items for tail in cut)) if cut else -1
-            known = self._cuts[tails] = symbol, dict(zip(cut, self.ports, strict=False))
-        symbol, places = known
-        return symbol, reached if symbol < 0 else self._moved(reached, places)
+            contents = tuple(tail.items for tail in cut)
+            known = self._cuts[tails] = contents, dict(zip(cut, self.ports, strict=False))
+        below, places = known
+        return below, self._moved(reached, places) if below else reached
 
     def _parting(self, tails: frozenset[Tail]) -> list[Tail]:
         """The tails at whose place the stack is parted, none where it cannot be."""

@@ -8,14 +8,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from diskmoe.grammar_draft.loops import REFUSED
+from diskmoe.grammar_draft.loops import FOREVER, REFUSED
 from diskmoe.grammar_draft.masks import Masks
-from diskmoe.grammar_draft.table import ACCEPT, GO, RETURN, SWITCH, Table
+from diskmoe.grammar_draft.table import (
+    ACCEPT,
+    COUNT,
+    GO,
+    LOAD,
+    POPPED,
+    RETURN,
+    SHIFT,
+    STATE,
+    SWITCH,
+    Table,
+)
 from diskmoe.grammar_draft.trie import Words
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
 MAX_KEPT = 50_000  # states, and tokens whose states are remembered
 MAX_FORCED = 1024  # bytes
+STATE_BYTES = 1000  # of a state that is remembered, about
 _MANY = 20  # bytes, from which tokens of them are looked for
 _ACCEPTED = 1 << 30  # what the end of a text leads to
 
@@ -26,7 +38,7 @@ class State:
     __slots__ = ("above", "allowed", "below", "forced", "mask", "may_end", "symbol", "tokens")
 
     def __init__(self, symbol: int, below: State | None):
-        self.symbol = symbol
+        self.symbol = symbol  # with its number, if it is in a loop that counts
         self.below = below
         self.above: dict[int, State] = {}
         self.tokens: dict[int, State] = {}  # where tokens lead
@@ -45,21 +57,29 @@ class Tabled:
         self._masks = Masks(table, vocabulary.trie)
         self._classes: list[int] = table.classes.tolist()
         self._act: list[list[int]] = table.act.tolist()
-        # (kind, state to go to or how many are popped, symbols to push, what a symbol leads to)
+        # (kind, state to go to or how many are popped, symbols to push or actions that may be next,
+        # what a symbol leads to)
         self._actions: list[tuple[int, int, list[int], dict[int, int]]] = []
+        # the same, those that have to do with numbers as COUNT
+        self._plain: list[tuple[int, int, list[int], dict[int, int]]] = []
         at, listed, found = table.at.tolist(), table.listed.tolist(), table.found.tolist()
         places = zip(table.kind.tolist(), table.number.tolist(), at, at[1:], strict=False)
         for kind, number, low, high in places:
-            symbols = listed[low:high]
+            symbols = found[low:high] if kind in (COUNT, LOAD) else listed[low:high]
             cases = dict(zip(symbols, found[low:high], strict=True)) if kind == SWITCH else {}
             self._actions.append((kind, number, symbols, cases))
+            counts = kind == LOAD or (kind == GO and max(number, *symbols, 0) > STATE)
+            self._plain.append((COUNT if counts else kind, number, symbols, cases))
+        self._live: list[int] = table.live.tolist()
+        self._counts = table.counts
         self._looped = _looped(table)
         self._end = len(self._act[0]) - 1
         self._only: list[int] = table.only.tolist()
         self._chains: dict[int, tuple[bytes, int]] = {}
         self._states: list[State] = []
         self._kept = 0
-        self.start = self._state(table.start, State(0, None))
+        self._bottom = State(0, None)
+        self.start = self._state(table.start, self._bottom)
 
     def step(self, state: State, token: int) -> State | None:
         """The state behind a token by its bytes."""
@@ -79,27 +99,76 @@ class Tabled:
         act, classes = self._act, self._classes
         top = begun = state.symbol
         below: Any = state.below
-        if top in self._looped:
-            data = data.lstrip(self._looped[top])
-        for byte in data:
+        if top > STATE:
+            return self._counted(state, data)
+        rest = data.lstrip(self._looped[top]) if top in self._looped else data
+        for byte in rest:
             column = classes[byte]
             top = act[top][column]
             while top < 0:
                 if top == REFUSED:
                     return None
-                kind, number, symbols, cases = self._actions[-2 - top]
-                if kind == RETURN:
-                    top = act[below.symbol][column]
-                    below = below.below
-                elif kind == GO:
+                kind, number, symbols, cases = self._plain[-2 - top]
+                if kind == GO:
                     for symbol in symbols:
-                        below = self._state(symbol, below)
+                        # what is below everything was popped to be looked at
+                        below = self._bottom if below is None else self._state(symbol, below)
                     top = number
+                elif kind == COUNT or below.symbol > STATE:
+                    return self._counted(state, data)
                 else:  # the end of a text is no byte: nothing is accepted here
-                    top, below = _switched(number, cases, below)
+                    popped, below = below.symbol, below.below
+                    top = act[popped][column] if kind == RETURN else cases.get(popped, REFUSED)
         if top == begun and below is state.below:
             return state
         return self._state(top, below)
+
+    def _counted(self, state: State, data: bytes) -> State | None:
+        """The same with numbers that go along."""
+        top, below = state.symbol, state.below
+        for byte in data:
+            column = self._classes[byte]
+            top, below = self._run(top, column, below)
+            if top < 0:
+                return None
+        assert below is not None
+        return self._state(top, below)
+
+    def _run(self, top: int, column: int, below: Any) -> tuple[int, Any]:
+        """What a state does with a byte of a class: (the state behind it, _ACCEPTED or REFUSED; what
+        is below)."""
+        action = self._act[top & STATE][column]
+        count, brought = top >> SHIFT, 0  # the number, and that of what was popped last
+        while action < REFUSED:
+            kind, number, symbols, cases = self._actions[-2 - action]
+            if kind == GO:
+                for symbol in symbols:
+                    if below is None:  # what is below everything was popped to be looked at
+                        below = self._bottom
+                    else:
+                        below = self._state(self._numbered(symbol, count, brought), below)
+                return self._numbered(number, count, brought), below
+            if kind == ACCEPT:
+                return _ACCEPTED, below
+            if kind == COUNT:
+                count = max(count - 1, 0)
+                action = symbols[count == 0]
+            elif kind == LOAD:
+                count, action = brought, symbols[0]
+            elif kind == RETURN:
+                count = below.symbol >> SHIFT
+                action, below = self._act[below.symbol & STATE][column], below.below
+            else:
+                brought = below.symbol >> SHIFT
+                action, below = cases.get(below.symbol & STATE, REFUSED), below.below
+        return (action if action < 0 else self._numbered(action, count, brought)), below
+
+    def _numbered(self, symbol: int, count: int, brought: int) -> int:
+        """A state or symbol with the number that it has from now on; see `masks.numbered`."""
+        state, own = symbol & STATE, symbol >> SHIFT
+        if own == POPPED:
+            return state | brought << SHIFT
+        return state | count << SHIFT if not own and self._live[state] else symbol
 
     def may_end(self, state: State) -> bool:
         """Whether the text may stop here."""
@@ -115,6 +184,11 @@ class Tabled:
             below = below.below
         return part.words
 
+    @property
+    def nbytes(self) -> int:
+        """About what is remembered."""
+        return self._masks.nbytes + self.table.nbytes + self._kept * STATE_BYTES
+
     def allowed(self, state: State) -> int:
         """The bytes that may come next, as a 256-bit set."""
         if state.allowed < 0:
@@ -128,7 +202,9 @@ class Tabled:
             data = bytearray()
             here: State | None = state
             while here is not None and len(data) < MAX_FORCED:
-                chain, to = self._chains.get(here.symbol) or self._chain(here.symbol)
+                chain, to = b"", 0
+                if here.symbol <= STATE:
+                    chain, to = self._chains.get(here.symbol) or self._chain(here.symbol)
                 if chain:
                     assert here.below is not None
                     data += chain
@@ -161,6 +237,8 @@ class Tabled:
 
     def _leads(self, state: State, column: int) -> int:
         """The state that a byte of a class leads to; or _ACCEPTED, or REFUSED."""
+        if self._counts:
+            return self._run(state.symbol, column, state.below)[0]
         action = self._act[state.symbol][column]
         below: Any = state.below
         while action < REFUSED:
@@ -169,10 +247,8 @@ class Tabled:
                 return number
             if kind == ACCEPT:
                 return _ACCEPTED
-            if kind == RETURN:
-                action, below = self._act[below.symbol][column], below.below
-            else:
-                action, below = _switched(number, cases, below)
+            popped, below = below.symbol, below.below
+            action = self._act[popped][column] if kind == RETURN else cases.get(popped, REFUSED)
         return action
 
     def _state(self, symbol: int, below: State) -> State:
@@ -192,14 +268,6 @@ class Tabled:
         self._kept = 0
 
 
-def _switched(pops: int, cases: dict[int, int], below: Any) -> tuple[int, Any]:
-    """The action that the last of some symbols leads to, and what is below it."""
-    symbol = REFUSED
-    for _ in range(pops):
-        symbol, below = below.symbol, below.below
-    return cases.get(symbol, REFUSED), below
-
-
 def _looped(table: Table) -> dict[int, bytes]:
     """Per state the ASCII bytes that leave it as it is, where they are many."""
     found: dict[int, bytes] = {}
@@ -207,7 +275,7 @@ def _looped(table: Table) -> dict[int, bytes]:
     act, classes = table.act, table.classes
     for state, (low, high) in enumerate(table.loops.tolist()):
         loops = low | high << 64
-        if loops.bit_count() < _MANY:
+        if loops.bit_count() < _MANY or table.room[state] != FOREVER:
             continue
         if act[state, classes[(loops & -loops).bit_length() - 1]] == state:
             if loops not in known:

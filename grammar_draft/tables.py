@@ -16,22 +16,30 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import numpy as np
 
-from diskmoe.grammar_draft.graph import Graph
-from diskmoe.grammar_draft.laid import table_of
-from diskmoe.grammar_draft.pushdown import Pushdown
-from diskmoe.grammar_draft.pushed import names_tokens, recurring, shared
+from diskmoe.grammar_draft.compiled_table import VERSION, Made, digest, table_for
+from diskmoe.grammar_draft.patience import breathe
 from diskmoe.grammar_draft.rules import Grammar
-from diskmoe.grammar_draft.subsets import Undecided
-from diskmoe.grammar_draft.table import ACCEPT, GO, RETURN, SWITCH, Table, completed
+from diskmoe.grammar_draft.table import (
+    ACCEPT,
+    COUNT,
+    GO,
+    LOAD,
+    RETURN,
+    STATE,
+    SWITCH,
+    Table,
+    completed,
+)
 
-KEPT = 64  # tables in memory
+KEPT_BYTES = 8 << 20  # of tables in memory
 MAX_BYTES = 64 << 20  # of a file
-_VERSION = "diskmoe table 1"  # another one whenever tables, or how they are made, change
+_LEAST_BYTES = 4096  # that a grammar takes that is kept
+_LOOKS_SECONDS = 0.05  # between questions whether who waits is still there
 _ARRAYS = {
     "classes": np.uint8,
     "act": np.int32,
@@ -40,10 +48,9 @@ _ARRAYS = {
     "at": np.int32,
     "listed": np.int32,
     "found": np.int32,
+    "live": np.uint8,
 }
 _CHECKSUM_BYTES = 32
-
-Made = tuple[Table | None, str]  # no table: sets of stacks
 
 
 class Tables:
@@ -55,20 +62,46 @@ class Tables:
         self._folder = folder
         self._say = say or (lambda _: None)
         self._made: dict[str, Made] = {}  # the latest stands last
-        self._lock = Lock()  # texts may be constrained in several threads
+        self._making: dict[str, Event] = {}  # by who came first; others wait for it
+        self._lock = Lock()  # of these two, for moments only
 
-    def of(self, grammar: Grammar, graph: Graph) -> Made:
-        """The table of a grammar and what it is in words, as `table_for` has it."""
+    def of(self, grammar: Grammar) -> Made:
+        """The table of a grammar and what it is in words, as `table_for` has it.
+
+        It is made once, by the first of all threads that want it; other grammars wait for nothing.
+        Where a thread is told to stop (`patience`), one of those that wait makes it instead.
+        """
         name = digest(grammar)
-        with self._lock:
-            made = self._made.pop(name, None) or self._read(name)
+        while True:
+            with self._lock:
+                made = self._made.pop(name, None)
+                if made is not None:
+                    self._made[name] = made
+                    return made
+                other = self._making.get(name)
+                if other is None:
+                    done = self._making[name] = Event()
+                    break
+            while not other.wait(_LOOKS_SECONDS):
+                breathe()
+        try:
+            made = self._read(name)
             if made is None:
-                made = table_for(grammar, graph)
+                made = table_for(grammar)
                 self._write(name, made)
+            self._keep(name, made)
+            return made
+        finally:
+            with self._lock:
+                del self._making[name]
+            done.set()
+
+    def _keep(self, name: str, made: Made) -> None:
+        with self._lock:
             self._made[name] = made
-            if len(self._made) > KEPT:
-                self._made.pop(next(iter(self._made)))
-        return made
+            size = sum(_size(other) for other in self._made.values())
+            while size > KEPT_BYTES and len(self._made) > 1:
+                size -= _size(self._made.pop(next(iter(self._made))))
 
     def _path(self, name: str) -> Path | None:
         return self._folder / f"{name}.table" if self._folder else None
@@ -112,35 +145,10 @@ class Tables:
                 unfinished.unlink()
 
 
-def table_for(grammar: Grammar, graph: Graph) -> tuple[Table | None, str]:
-    """The table of a grammar, None where it has none; and in words what it is."""
-    count = sum(not grammar.rules[number].made for number in grammar.used)
-    rules = f"{count} rule{'s' if count != 1 else ''}"
-    if names_tokens(grammar):
-        return None, f"{rules}, sets of stacks: it names tokens"
-    must = recurring(grammar, graph)
-    should = shared(grammar, must)
-    why = ""
-    # what is called often and large is not copied; then nothing that is called is
-    for pushed in (should, set(grammar.used)):
-        try:
-            made = Pushdown(grammar, graph, pushed)
-            table = table_of(made.rows(), made.start)
-        except Undecided as error:
-            why = why or f": {error}"
-            continue
-        kind = f"DFA of {table.states} states"
-        if not table.regular:
-            kind = f"{table.states} states with a stack"
-        return table, f"{rules}, {kind}{why}"
-    return None, f"{rules}, sets of stacks{why}"
-
-
-def digest(grammar: Grammar) -> str:
-    """Names what a table is made from: the rules that the root leads to."""
-    rules = [(n, grammar.rules[n].alternatives, bool(grammar.rules[n].made)) for n in grammar.used]
-    text = f"{_VERSION} {grammar.root} {rules!r}"
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+def _size(made: Made) -> int:
+    """The bytes that a table takes, about."""
+    table, _ = made
+    return _LEAST_BYTES + (0 if table is None else table.nbytes)
 
 
 def packed(made: Made, name: str) -> bytes:
@@ -148,7 +156,7 @@ def packed(made: Made, name: str) -> bytes:
     table, how = made
     arrays = {key: getattr(table, key) for key in _ARRAYS} if table else {}
     head = {
-        "version": _VERSION,
+        "version": VERSION,
         "name": name,
         "how": how,
         "start": table.start if table else 0,
@@ -172,7 +180,7 @@ def unpacked(data: bytes, name: str) -> Made:
         start, shapes = head["start"], head["shapes"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("it has no head") from None
-    if not newline or version != _VERSION or found != name or not isinstance(how, str):
+    if not newline or version != VERSION or found != name or not isinstance(how, str):
         raise ValueError("it is of another version or grammar")
     if shapes == {} and not rest:
         return None, how
@@ -215,27 +223,38 @@ def _checked(arrays: dict[str, Any], start: Any) -> Table:
         "at": (actions + 1,),
         "listed": (lists,),
         "found": (lists,),
+        "live": (states,),
     }
     for key, shape in shapes.items():
         if arrays[key].shape != shape:
             raise ValueError(f"{key} has the shape {arrays[key].shape} where {shape} is needed")
     number = arrays["number"][:-1]
     kinds = kind[:-1]
+    nexts = np.diff(at)
     fits = (
         type(start) is int
         and 0 <= start < states
         and (arrays["classes"] < act.shape[1] - 1).all()
         and ((act >= -1 - actions) & (act < states)).all()
-        and np.isin(kinds, (GO, RETURN, SWITCH, ACCEPT)).all()
+        and states <= STATE + 1
+        and np.isin(kinds, (GO, RETURN, SWITCH, ACCEPT, COUNT, LOAD)).all()
         and (number[kinds == GO] >= 0).all()
-        and (number[kinds == GO] < states).all()
+        and ((number[kinds == GO] & STATE) < states).all()
+        and (nexts[kinds == COUNT] == 2).all()
+        and (nexts[kinds == LOAD] == 1).all()
         and (number[kinds == SWITCH] == 1).all()
         and at[0] == 0
         and at[-1] == lists
         and (np.diff(at) >= 0).all()
-        and ((arrays["listed"] >= 0) & (arrays["listed"] < states)).all()
+        and (arrays["listed"] >= 0).all()
+        and ((arrays["listed"] & STATE) < states).all()
         and ((arrays["found"] >= -1 - actions) & (arrays["found"] < states)).all()
     )
     if not fits:
         raise ValueError("a number in it leads nowhere")
+    for counting, nexts_fit in ((COUNT, (GO,)), (LOAD, (GO, RETURN, SWITCH, ACCEPT, COUNT))):
+        begins = at[:-1][kinds == counting]
+        codes = arrays["found"][np.concatenate([begins, begins + (counting == COUNT)])]
+        if not np.isin(kinds[-2 - codes[codes < -1]], nexts_fit).all():
+            raise ValueError("what counts in it leads in a circle")
     return completed(**arrays, start=start)

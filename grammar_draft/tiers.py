@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar
 
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.checks import require_end
-from diskmoe.grammar_draft.graph import Graph
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.grammar_draft.stacked import Stacked
 from diskmoe.grammar_draft.tabled import Tabled
@@ -28,6 +27,9 @@ class Tier(Protocol[S]):
     """What every automaton can do. Its states have `mask`, to be filled in, and `tokens`."""
 
     start: S
+
+    @property
+    def nbytes(self) -> int: ...
 
     def step(self, state: S, token: int) -> S | None: ...
     def walk(self, state: S, data: bytes) -> S | None: ...
@@ -46,8 +48,7 @@ def tier_of(
     tables: where compiled grammars are kept. Raises BadGrammar when no text can complete the grammar.
     """
     require_end(grammar)
-    graph = Graph(grammar)
-    table, words = (tables or Tables()).of(grammar, graph)
+    table, words = (tables or Tables()).of(grammar)
     if table is None:
-        return Stacked(Automaton(grammar, graph), vocabulary), words
+        return Stacked(Automaton(grammar), vocabulary), words
     return Tabled(table, vocabulary), words

@@ -37,12 +37,45 @@ def drawn(choose: random.Random) -> dict[str, Node]:
         if kind == "ref":
             return ("ref", choose.choice(names))
         if kind == "repeat":
-            low = choose.choice((0, 0, 1, 2))
-            high = choose.choice((None, low, low + 1, low + 2))
+            low = choose.choice((0, 0, 1, 2, 3))
+            high = choose.choice((None, low, low + 1, low + 2, low + 5))
             return ("repeat", node(depth - 1), low, high)
         return (kind, [node(depth - 1) for _ in range(choose.randint(1, 3))])
 
     return {name: node(3) for name in names}
+
+
+def drawn_counting(choose: random.Random) -> dict[str, Node]:
+    """A grammar of long repetitions, in and behind one another, most of which a loop can count."""
+
+    def item(depth: int) -> Node:
+        kind = choose.choice(("text", "set", "seq", "seq", "alt", "ref", "many"))
+        if depth <= 0 and kind in ("seq", "alt", "ref"):
+            kind = "set"
+        if kind == "text":
+            return ("text", "".join(choose.choices(LETTERS, k=choose.choice((1, 1, 2)))))
+        if kind == "set":
+            lowest = ord(choose.choice(LETTERS))
+            return ("set", choose.random() < 0.1, [(lowest, lowest + choose.choice((0, 0, 1, 9)))])
+        if kind == "many":
+            return ("repeat", item(0), choose.choice((0, 1)), choose.choice((None, 1)))
+        if kind == "ref":
+            return ("ref", choose.choice(("x", "y")))
+        return (kind, [item(depth - 1) for _ in range(choose.randint(2, 3))])
+
+    def repeated(depth: int) -> Node:
+        low = choose.choice((0, 0, 1, 2, 5))
+        return ("repeat", item(depth), low, low + choose.choice((0, 2, 3, 9)))
+
+    def part(depth: int) -> Node:
+        if choose.random() < 0.5:
+            return ("seq", [("text", choose.choice(LETTERS)), repeated(depth)])
+        return repeated(depth) if choose.random() < 0.7 else item(depth)
+
+    root = ("seq", [part(2) for _ in range(choose.randint(1, 3))])
+    if choose.random() < 0.2:
+        root = ("alt", [root, ("seq", [part(2), part(1)])])
+    return {"root": root, "x": ("seq", [part(1), item(0)]), "y": repeated(0)}
 
 
 def gbnf(rules: dict[str, Node]) -> str:

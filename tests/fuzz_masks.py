@@ -14,6 +14,7 @@ from slow_constraint import SlowConstraint
 
 from diskmoe.grammar_draft.constraint import Constraint
 from diskmoe.grammar_draft.gbnf import parse
+from diskmoe.grammar_draft.languages import from_schema
 from diskmoe.grammar_draft.library import load, shipped
 from diskmoe.grammar_draft.vocabulary import Vocabulary
 
@@ -23,7 +24,19 @@ GRAMMARS = {
     "ambiguous": 'root ::= e "."\ne ::= e "+" e | e "-" e | "(" e ")" | [a-z0-9]+',
     "palindromes": 'root ::= "<" p ">"\np ::= "a" p "a" | "b" p "b" | "\u00e9" p "\u00e9" | "c"?',
     "side by side": 'root ::= a "x" | b "y"\na ::= "(" a ")" | [a-z]+\nb ::= "(" b ")" | [a-z0-9]+',
+    "counted": 'root ::= "<" [a-zA-Z ]{3,40} ">" ("," [^<>]{2,12}){0,30} [a-y]{5} [a-z]* "."',
+    "counted at the end": 'root ::= x{2,9} [a-zA-Z0-9,. ]{0,25}\nx ::= [0-9]{1,3} ("=" [a-zé ]{0,8})? ";"',
     "thinking": "root ::= <[0]> (!<[1]>)* <[1]> [a-z]+",
+}
+SCHEMAS = {
+    "short strings": {
+        "type": "array",
+        "items": {"type": "string", "maxLength": 30},
+        "maxItems": 25,
+    },
+    "lengths": {"type": "string", "minLength": 9, "maxLength": 60},
+    "at least": {"type": "array", "items": {"type": "string", "minLength": 7}, "minItems": 3},
+    "a row of letters": {"type": "string", "pattern": "^[a-zé]{4,50}$"},
 }
 MOST_TOKENS = 300  # of a document; behind them what brings it to its end sooner is preferred
 
@@ -33,7 +46,10 @@ def vocabulary(choose: random.Random) -> Vocabulary:
     parts = [*'{}[]":,()+-*/= \n.0123456789', '"', "\\", "\\n", "true", "null", "a", "b", "x", "id"]
     parts += ["é", "日", "\u20ac", '": ', '", "', "}]", "  ", "fit", "_category", "score", "e", "E"]
     texts = {"".join(choose.choices(parts, k=choose.randint(2, 5))) for _ in range(400)}
-    spelled = [text.encode()[: choose.randint(1, 9)] for text in sorted(texts)]
+    letters = "abcdefghijklmnopqrstuvwxyz ABC019,é日"
+    texts |= {"".join(choose.choices(letters, k=choose.randint(1, 25))) for _ in range(300)}
+    texts |= {"".join(choose.choices(letters[:26], k=choose.randint(1, 25))) for _ in range(200)}
+    spelled = [text.encode()[: choose.randint(1, 30)] for text in sorted(texts)]
     words = [None, None, None, *(bytes([b]) for b in range(256)), *spelled]
     return Vocabulary(words, {0: "<think>", 1: "</think>", 2: "<end>"}, {2})
 
@@ -80,9 +96,9 @@ def run(documents: int, seed: int) -> Counter[str]:
     """Documents of all grammars in turn."""
     choose = random.Random(seed)
     words = vocabulary(choose)
-    grammars = [load(name) for name in shipped()] + [
-        parse(text, name) for name, text in GRAMMARS.items()
-    ]
+    grammars = [load(name) for name in shipped()]
+    grammars += [parse(text, name) for name, text in GRAMMARS.items()]
+    grammars += [from_schema(schema, name=name) for name, schema in SCHEMAS.items()]
     tally: Counter[str] = Counter()
     for number, grammar in enumerate(grammars):
         constraint, slow = Constraint(grammar, words), SlowConstraint(grammar, words)

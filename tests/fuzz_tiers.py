@@ -1,6 +1,7 @@
 """Random grammars and strings: every automaton, and a slow recogniser, must agree.
 
 python tests/fuzz_tiers.py --grammars 200 --strings 100000
+python tests/fuzz_tiers.py --counting          # long repetitions, which loops can count
 """
 
 from __future__ import annotations
@@ -8,16 +9,17 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import earley
 import numpy as np
 from slow_constraint import SlowConstraint
 
 from diskmoe.grammar_draft.automaton import Automaton
+from diskmoe.grammar_draft.compiled_table import Attempts
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.grammar_draft.graph import Graph
-from diskmoe.grammar_draft.laid import table_of
 from diskmoe.grammar_draft.pushdown import Pushdown
 from diskmoe.grammar_draft.pushed import recurring
 from diskmoe.grammar_draft.rules import Grammar
@@ -48,21 +50,34 @@ def pushed(grammar: Grammar, graph: Graph, all_rules: bool) -> set[int]:
 def automata(grammar: Grammar, words: Vocabulary) -> list[tuple[str, Tier]]:
     """All that a grammar can be made into."""
     made: list[tuple[str, Tier]] = [("sets of stacks", Stacked(Automaton(grammar), words))]
+    late = Automaton(grammar, Graph(grammar, written_out=0))
+    made.append(("copies as they are needed", Stacked(late, words)))
     graph = Graph(grammar)
     for push_all in (False, True):
         try:
             pushdown = Pushdown(grammar, graph, pushed(grammar, graph, push_all))
-            table = table_of(pushdown.rows(), pushdown.start)
+            table = pushdown.table()
         except Undecided:
             continue
         made.append((f"table, {push_all=}", Tabled(table, words)))
+        try:
+            table = Attempts(grammar, worth=0).made(push_all)
+        except Undecided:
+            continue
+        counts = "that counts " if table.counts else ""
+        made.append((f"table {counts}as it can, {push_all=}", Tabled(table, words)))
     return made
 
 
-def compare(seed: int, strings: int, tally: Counter[str]) -> None:
+def compare(
+    seed: int,
+    strings: int,
+    tally: Counter[str],
+    drawn: Callable[[random.Random], dict[str, earley.Node]] = earley.drawn,
+) -> None:
     """One grammar: the same verdict behind every byte of its strings, the same masks at some."""
     choose = random.Random(seed)
-    rules = earley.drawn(choose)
+    rules = drawn(choose)
     text = earley.gbnf(rules)
     oracle = earley.Earley(rules)
     try:
@@ -74,6 +89,7 @@ def compare(seed: int, strings: int, tally: Counter[str]) -> None:
     words = vocabulary(choose)
     slow = SlowConstraint(grammar, words)
     found = automata(grammar, words)
+    longest = 12 if drawn is earley.drawn else 40
     tally.update(name for name, _ in found)
     for number in range(strings):
         tally["strings"] += 1
@@ -81,14 +97,16 @@ def compare(seed: int, strings: int, tally: Counter[str]) -> None:
         state = slow.start
         states = [tier.start for _, tier in found]
         ended = False
-        for _ in range(choose.randint(0, 12)):
+        for _ in range(choose.randint(0, longest)):
             told = (state.may_end, state.allowed)
             for (name, tier), here in zip(found, states, strict=True):
                 assert (tier.may_end(here), tier.allowed(here)) == told, (text, data, name)
                 forced = slow.automaton.forced(state, 8)
                 assert tier.forced(here, 8) == forced, (text, data, name)
             legal = [byte for byte in BYTES if state.allowed >> byte & 1]
-            byte = choose.choice(legal if legal and choose.random() < 0.9 else BYTES)
+            byte = choose.choice(
+                legal if legal and choose.random() < 0.9 + 0.08 * (longest > 12) else BYTES
+            )
             data += bytes([byte])
             after = slow.automaton.advance(state, byte)
             behind = [
@@ -130,12 +148,14 @@ def main() -> None:
     parser.add_argument("--grammars", type=int, default=200)
     parser.add_argument("--strings", type=int, default=100_000, help="in all")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--counting", action="store_true", help="grammars of long repetitions")
     words = parser.parse_args()
     tally: Counter[str] = Counter()
     each = -(-words.strings // words.grammars)
     seed = words.seed
+    drawn = earley.drawn_counting if words.counting else earley.drawn
     while tally["sets of stacks"] < words.grammars:
-        compare(seed, each, tally)
+        compare(seed, each, tally, drawn)
         seed += 1
     print(f"seeds {words.seed} to {seed - 1}: all agree; {dict(tally)}")
 

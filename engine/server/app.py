@@ -35,6 +35,7 @@ from diskmoe.engine.server.refusals import Refusal, refusal_of
 from diskmoe.engine.server.rules import Rules
 from diskmoe.engine.tools.calling import Calling
 from diskmoe.engine.writer import Writer
+from diskmoe.grammar_draft.patience import patient
 
 Handler = Callable[[Request], Awaitable[Response]]
 Understand = Callable[..., Asked]
@@ -116,17 +117,17 @@ class Server:
         return JSONResponse(await whole(request, job, events, writer))
 
     def _ready(self, values: Mapping[str, Any], understood: Understand, job: Job) -> Asked:
-        """What is asked for, checked, its grammar compiled."""
+        """What is asked for, checked, its grammar compiled; Gone as soon as nobody wants it."""
         model = self._desk.model
-        job.check()
-        try:
-            asked = understood(values, model.text, self._name, self._languages)
-        except RecursionError:
-            raise Refusal(400, "the request is nested too deeply") from None
-        check_prompt(asked.prompt.ids, model.config.vocab, model.opened.context)
-        model.make_ready(asked.wanted, asked.prompt)
-        job.check()
-        return asked
+        with patient(job.check):
+            job.check()
+            try:
+                asked = understood(values, model.text, self._name, self._languages)
+            except RecursionError:
+                raise Refusal(400, "the request is nested too deeply") from None
+            check_prompt(asked.prompt.ids, model.config.vocab, model.opened.context)
+            model.make_ready(asked.wanted, asked.prompt)
+            return asked
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})

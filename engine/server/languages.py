@@ -19,7 +19,7 @@ from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.languages import from_gbnf, from_schema
 from diskmoe.grammar_draft.rules import Grammar
 
-KEPT = 64
+KEPT_BYTES = 8 << 20  # of grammars, about
 MOST_TRIGGERS = 16
 _FORMATS = ("text", "json_object", "json_schema")
 
@@ -78,8 +78,10 @@ class Languages:
         grammar = self._refusing(param, make)
         with self._lock:
             self._kept[key] = grammar
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            size = sum(len(other) + made.nbytes for other, made in self._kept.items())
+            while size > KEPT_BYTES:
+                other, made = self._kept.popitem(last=False)
+                size -= len(other) + made.nbytes
         return grammar
 
     def _refusing(self, param: str, make: Callable[[], Grammar]) -> Grammar:
