@@ -33,7 +33,8 @@ class Bar:
     def verdict(self, found: Ratio) -> str:
         """`holds` or `misses`, by the ratio; `unsure` where its interval has the bar inside."""
         low, high = found.interval or (0.0, float("inf"))
-        word = "holds" if (found.value >= self.ratio) == (self.side == "least") else "misses"
+        holds = found.value >= self.ratio if self.side == "least" else found.value <= self.ratio
+        word = "holds" if holds else "misses"
         return f"{word}, unsure" if low < self.ratio < high else word
 
     def __str__(self) -> str:
