@@ -10,6 +10,7 @@ from random_schemas import fits, random_schema
 from tiny_model import random_tensors, tiny_config, write_checkpoint
 from tiny_text import VOCAB, write_tokenizer
 
+from diskmoe.engine import constraining
 from diskmoe.engine.api import Model, Options, Sampling
 from diskmoe.engine.cli import main
 from diskmoe.engine.errors import BadRequest
@@ -164,3 +165,18 @@ def test_the_command_line_refuses_what_cannot_be_followed(tiny_path: Path, tmp_p
     code, text, err = cli(capsys, tiny_path, "x", "--constrain", "1", "--grammar", given)
     assert code == 1 and text == "ab"
     assert f"error: {given}: no token of the model can follow behind 'ab': the grammar wants" in err
+
+
+def test_constraints_in_use_are_no_trouble_to_those_that_are_forgotten(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def answer(model: Model, word: str):
+        return model.generate("x", grammar=parse(f'root ::= "{word}"'), constrain=True)
+
+    with Model.load(tiny_path, Options(ctx=64, parallel=2)) as model:
+        assert "".join(answer(model, "ab")) == "ab"
+        pieces = iter(answer(model, "ab"))
+        assert next(pieces) == "a"  # what was kept of it is in use
+        monkeypatch.setattr(constraining, "KEPT_BYTES", 0)
+        assert "".join(answer(model, "no")) == "no"
+        assert next(pieces) == "b"

@@ -17,6 +17,7 @@ from diskmoe.engine.sampling import Sampling
 from diskmoe.engine.server.app import THREADS
 from diskmoe.engine.server.asked import Asked
 from diskmoe.engine.server.desk import Desk
+from diskmoe.grammar_draft.patience import breathe
 
 WORDS = "word " * 100  # of a prompt of several chunks
 CHUNK = 64
@@ -138,24 +139,26 @@ def test_who_leaves_the_queue_makes_room_at_once(gated: tuple[Desk, str, Gate]) 
     assert desk.totals.cancelled >= 2
 
 
-class Stuck:
-    """A grammar that takes for ever to be compiled, until it is let."""
+class Endless:
+    """Grammars take for ever to be compiled, unless those who want them leave."""
 
     def __init__(self, model: Model) -> None:
-        self.begun = threading.Semaphore(0)
-        self._may = threading.Event()
+        self.begun, self.given_up = threading.Semaphore(0), threading.Semaphore(0)
         make_ready = model.make_ready
 
-        def stuck(wanted: Any, prompt: Any) -> None:
-            if wanted.grammar is not None:
-                self.begun.release()
-                assert self._may.wait(30)
-            make_ready(wanted, prompt)
+        def endless(wanted: Any, prompt: Any) -> None:
+            if wanted.grammar is None:
+                make_ready(wanted, prompt)
+                return
+            self.begun.release()
+            try:
+                while True:
+                    time.sleep(0.001)
+                    breathe()
+            finally:
+                self.given_up.release()
 
-        model.make_ready = stuck  # pyright: ignore[reportAttributeAccessIssue]
-
-    def let(self) -> None:
-        self._may.set()
+        model.make_ready = endless  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_grammars_hold_up_nobody_and_who_leaves_within_one_makes_room_at_once(
@@ -163,25 +166,36 @@ def test_grammars_hold_up_nobody_and_who_leaves_within_one_makes_room_at_once(
 ) -> None:
     desk, address, gate = gated
     gate.let_all()
-    stuck = Stuck(desk.model)
+    endless = Endless(desk.model)
     hard = {**ASK, "grammar": 'root ::= "a"'}
-    try:
-        with (
-            connected(address, posted(hard)) as first,
-            connected(address, posted({**hard, "stream": True})) as second,
-        ):
-            for _ in range(THREADS):
-                assert stuck.begun.acquire(timeout=20)
-            assert desk.waiting == 2 and desk.running == 0
-            with httpx.Client(base_url=address, timeout=20) as client:
-                for _ in range(3):
-                    assert client.post("/v1/completions", json=ASK).status_code == 200
-            first.close()
-            second.close()
-            until(lambda: desk.waiting == 0)
-    finally:
-        stuck.let()
+    with (
+        connected(address, posted(hard)) as first,
+        connected(address, posted({**hard, "stream": True})) as second,
+    ):
+        for _ in range(THREADS):
+            assert endless.begun.acquire(timeout=20)
+        assert desk.waiting == 2 and desk.running == 0
+        with httpx.Client(base_url=address, timeout=20) as client:
+            for _ in range(3):
+                assert client.post("/v1/completions", json=ASK).status_code == 200
+        first.close()
+        second.close()
+        until(lambda: desk.waiting == 0)
+        for _ in range(THREADS):
+            assert endless.given_up.acquire(timeout=20)
     assert desk.running == 0 and desk.totals.requests == 3
+
+
+def test_a_grammar_has_no_more_time_than_its_request(model_path: Path) -> None:
+    with Model.load(model_path, Options(ctx=CONTEXT, cap=4)) as model:
+        desk = Desk(model, most_waiting=2, most_seconds=0.3, say=pytest.fail)
+        Endless(model)
+        with serving(desk) as (_, address):
+            body = {**ASK, "grammar": 'root ::= "a"', "stream": True}
+            reply = httpx.post(f"{address}/v1/completions", json=body, timeout=20)
+            assert reply.status_code == 503 and reply.json()["error"]["code"] == "timeout"
+            assert desk.waiting == 0
+        desk.close()
 
 
 def test_who_leaves_before_the_stream_begins_is_not_computed_for(
