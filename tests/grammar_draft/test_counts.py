@@ -26,7 +26,7 @@ WORDS = Vocabulary([*TEXTS, None], {len(TEXTS): "<end>"}, {len(TEXTS)})
 def tokens(constraint: Constraint, state: object) -> set[bytes | None]:
     """The texts of the tokens that may come next; None: the end."""
     bits = np.unpackbits(constraint.mask(state).view(np.uint8), bitorder="little")
-    return {WORDS.texts[i] for i in np.flatnonzero(bits)}
+    return {WORDS.texts[i] for i in np.flatnonzero(bits).tolist()}
 
 
 @pytest.mark.parametrize(
