@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.rules import (
+    MAX_TIMES,
     Chars,
     Grammar,
     Literal,
@@ -18,7 +19,6 @@ from diskmoe.grammar_draft.rules import (
 )
 
 MAX_STATES = 200_000  # positions of all rules, short repetitions written out
-MAX_TIMES = 200_000  # that an item is counted
 WRITTEN_OUT = 512  # positions of a repetition; of a longer one copies are made as they are needed
 _SHOWN = 8  # names of a chain that a message lists
 

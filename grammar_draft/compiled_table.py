@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 
 from diskmoe.grammar_draft.counts import WORTH, Clash, countable, nested
 from diskmoe.grammar_draft.graph import Graph
@@ -40,10 +41,13 @@ class Attempts:
         """worth: positions of a repetition written out, from which it is a loop that counts."""
         self._grammar = grammar
         self._counted = countable(grammar, worth)
+        self._failed: dict[tuple[frozenset[int], int], Undecided] = {}  # by rules pushed, loops
 
     def table(self) -> tuple[Table, str]:
         """The table and, where it is not the first that was tried, why. Raises Undecided."""
-        # what is called often and large is not copied; then nothing that is called is
+        # what counts, or is called often and large, is not copied; then nothing that is called is
+        with suppress(Undecided):
+            return self.made(push_all=False, eager=True), ""
         try:
             return self.made(push_all=False), ""
         except Undecided as error:
@@ -52,17 +56,24 @@ class Attempts:
             except Undecided:
                 raise error from None
 
-    def made(self, push_all: bool) -> Table:
-        """The table that pushes all calls, or those that it must or should. Raises Undecided."""
+    def made(self, push_all: bool, eager: bool = False) -> Table:
+        """The table that pushes all calls, or those that it must or should (`shared`). Raises
+        Undecided."""
         grammar = self._grammar
         while True:
             graph = Graph(grammar, self._counted)
             must = recurring(grammar, graph) | nested(grammar, self._counted)
-            pushed = set(grammar.used) if push_all else shared(grammar, must, self._counted)
+            pushed = set(grammar.used) if push_all else shared(grammar, must, self._counted, eager)
+            attempt = frozenset(pushed), len(self._counted)
+            if attempt in self._failed:
+                raise self._failed[attempt]
             try:
                 return Pushdown(grammar, graph, pushed).table()
             except Clash as clash:
                 self._write_out(clash.loops)
+            except Undecided as error:
+                self._failed[attempt] = error
+                raise
 
     def _write_out(self, loops: set[Repeat]) -> None:
         """The smallest of some repetitions does not count any more."""

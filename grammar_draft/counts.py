@@ -20,7 +20,7 @@ from diskmoe.grammar_draft.checks import cost
 from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Symbol
 
 KEEP, COUNT = -1, -2  # marks; any other one is what the number is set to
-WORTH = 80  # positions of a repetition written out, from which it is a loop
+WORTH = 60  # positions of a repetition written out, from which it is a loop
 _MOST = 1 << 30
 
 

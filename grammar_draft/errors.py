@@ -7,6 +7,7 @@ with a caret below, is kept beside it for those who can show more than one line.
 from __future__ import annotations
 
 _WINDOW = 72  # characters of a source line that an excerpt shows
+_LONGEST = 500  # characters of a message; names of rules, keys and files can be of any length
 
 
 class BadGrammar(Exception):
@@ -29,6 +30,8 @@ class BadGrammar(Exception):
         where = f"{name}:" if name else ""
         if self.line:
             where += f"{self.line}:{self.column}:"
+        if len(message) > _LONGEST:
+            message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
         super().__init__(f"{where} {message}".strip())
 
 

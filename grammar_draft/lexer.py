@@ -12,9 +12,16 @@ from typing import NoReturn
 
 from diskmoe.grammar_draft import slips
 from diskmoe.grammar_draft.errors import BadGrammar, place
-from diskmoe.grammar_draft.rules import LAST_CODE_POINT, Chars, Item, Literal, Token, normal
+from diskmoe.grammar_draft.rules import (
+    LAST_CODE_POINT,
+    MAX_TIMES,
+    Chars,
+    Item,
+    Literal,
+    Token,
+    normal,
+)
 
-MAX_TIMES = 10_000  # of a repetition
 STRICT_TIMES = 2000  # llama.cpp's
 
 TokenId = Callable[[str], "int | None"]

@@ -52,7 +52,6 @@ class Masks:
         self._trie, self._table = trie, table
         self._tops: dict[int, Part] = {}
         self._count = 0
-        self._scratch = np.empty((len(trie.byte), 4), np.int32)
         self._none = np.empty((0, 4), np.int32)
         self._most = max(64, MAX_BYTES // max(1, trie.sets.spelled.nbytes))
         self._far = (trie.deepest + 1) << SHIFT  # no token counts a number down that is larger
@@ -95,7 +94,7 @@ class Masks:
     @property
     def nbytes(self) -> int:
         """About what is remembered."""
-        return self._count * self._trie.sets.spelled.nbytes + self._scratch.nbytes
+        return self._count * self._trie.sets.spelled.nbytes
 
     def _near(self, symbol: int) -> int:
         """A symbol with the number that stands for all that are so large."""
@@ -106,10 +105,11 @@ class Masks:
         if self._count > self._most:  # those in use stay good
             self._count = 0
             self._tops.clear()
-        scratch = (self._scratch, self._stack, self._levels)
+        left = np.empty((len(self._trie.byte), 4), np.int32)  # pages that are not used cost nothing
+        scratch = (left, self._stack, self._levels)
         found = walk(*self._arrays, state, symbol, pops, self._origins, words, *scratch)
         words.setflags(write=False)
-        return Part(words, self._scratch[:found].copy() if found else self._none)
+        return Part(words, left[:found].copy() if found else self._none)
 
 
 @inner

@@ -10,12 +10,14 @@ from diskmoe.grammar_draft.graph import Graph
 from diskmoe.grammar_draft.rules import Grammar, Ref, Repeat, Token
 from diskmoe.grammar_draft.subsets import MAX_WORK
 
-MAX_COPIED = 40  # states of a rule that is called from several places, about
+MAX_COPIED = 100  # states of a rule that is called from several places, about
 
 
-def shared(grammar: Grammar, pushed: set[int], counted: Container[Repeat] = ()) -> set[int]:
-    """The rules that should be pushed beside those that must: what would be copied too often.
-    counted: repetitions that are loops."""
+def shared(
+    grammar: Grammar, pushed: set[int], counted: Container[Repeat] = (), eager: bool = False
+) -> set[int]:
+    """The rules that should be pushed beside those that must: what would be copied too often and, if
+    `eager`, what counts. counted: repetitions that are loops."""
     component = grammar.circles
     calls = dict.fromkeys(grammar.used, 0)  # that come back
     for rule in grammar.used:
@@ -28,15 +30,18 @@ def shared(grammar: Grammar, pushed: set[int], counted: Container[Repeat] = ()) 
     sizes: dict[int, int] = {}  # states, about, with those of the calls that stay within
     for rule in sorted(grammar.used, key=component.__getitem__):  # callees before callers
         size = 0
+        counts = False
         for alternative in grammar.rules[rule].alternatives:
             for symbol in alternative:
                 item = symbol.item if isinstance(symbol, Repeat) else symbol
-                often = 2 if isinstance(symbol, Repeat) and symbol in counted else times(symbol)
+                loop = isinstance(symbol, Repeat) and symbol in counted
+                counts |= loop
+                often = 2 if loop else times(symbol)
                 size += often * cost(item)
                 if isinstance(item, Ref) and item.rule not in found:
                     size += often * sizes.get(item.rule, 0)
         sizes[rule] = min(size, MAX_WORK)
-        if (calls[rule] - 1) * sizes[rule] > MAX_COPIED:
+        if (calls[rule] - 1) * sizes[rule] > MAX_COPIED or (eager and counts and calls[rule] > 1):
             found.add(rule)
     return found
 

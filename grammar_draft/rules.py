@@ -17,6 +17,7 @@ from diskmoe.grammar_draft.components import components
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # code points, both ends included, sorted, disjoint
 
 LAST_CODE_POINT = 0x10FFFF
+MAX_TIMES = 200_000  # that an item is counted
 _RULE_BYTES, _SYMBOL_BYTES = 400, 200
 _SURROGATES = (0xD800, 0xDFFF)
 

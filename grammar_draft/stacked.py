@@ -125,6 +125,7 @@ class Stacked:
         self._kept = 0
         self._everywhere = np.array([-1], np.int32)
         self._levels = np.empty(trie.deepest + 1, np.int32)
+        self._noted = np.zeros(len(trie.byte), np.uint8)
         self.start = self._state(automaton.start)
 
     def step(self, state: State, token: int) -> State | None:
@@ -215,7 +216,7 @@ class Stacked:
         while True:
             made = self._tops
             rows = (made.rows, made.ends, made.loops, made.whole)
-            out = (words, ends, asked, self._levels)
+            out = (words, ends, asked, self._levels, self._noted)
             count, unknown = spread(*self._arrays, *rows, start, places, *out)
             if not unknown:
                 return words, ends[:count].copy()
@@ -260,13 +261,15 @@ def spread(
     complete: Any,
     asked: Any,
     levels: Any,
+    noted: Any,
 ) -> Any:
     """Walks the trie with rows of states, and adds the tokens that fit to `words`.
 
     The arrays of a `Trie` come first, then those of `Tops`. places: i32, nodes whose subtrees are
     walked from `start`, or -1 for the whole trie. complete: i32 (nodes,), out: nodes where a state is
-    complete. asked: i32, out: states whose rows are wanted; what is behind them is left out. levels:
-    i32 (deepest + 1,).
+    complete, each once though places lie below one another. asked: i32, out: states whose rows are
+    wanted; what is behind them is left out. levels: i32 (deepest + 1,). noted: u8 (nodes,), zeros,
+    and zeros again afterwards.
 
     Returns (how many nodes are complete, how many states are asked for).
     """
@@ -293,7 +296,8 @@ def spread(
             if state < 0:
                 node = end[node]
                 continue
-            if ends[state]:
+            if ends[state] and not noted[node]:
+                noted[node] = 1
                 complete[count] = node
                 count += 1
             others = kinds[node] & OTHERS
@@ -312,4 +316,6 @@ def spread(
                 words[token >> 6] |= one << np.uint64(token & 63)
             levels[here] = state
             node += 1
+    for j in range(count):
+        noted[complete[j]] = 0
     return count, wanted

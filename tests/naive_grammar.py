@@ -90,3 +90,50 @@ def same(act: Sequence[Sequence[int]]) -> list[int]:
         if fresh == names:
             return names
         names = fresh
+
+
+def alike(table: Table, texts: Sequence[bytes], start: int) -> tuple[dict[bytes, int], set[int]]:
+    """What `add_alike` finds of a table that has no counters: the state behind a first byte (or a space
+    and it; bytes that are not ASCII stand as 0x80), and the texts that only loop there."""
+
+    def loops_on(state: int) -> set[int]:
+        return {
+            byte for byte in range(128) if int(table.loops[state, byte >> 6]) >> (byte & 63) & 1
+        }
+
+    def target(state: int, byte: int) -> int:
+        action = int(table.act[state, table.classes[byte]])
+        if action < -1:
+            return int(table.number[-2 - action]) if table.kind[-2 - action] == GO else -1
+        return action
+
+    def firsts(state: int) -> dict[int, int]:
+        behind = {byte: target(state, byte) for byte in range(128)}
+        behind = {byte: to for byte, to in behind.items() if to >= 0 and byte in loops_on(to)}
+        found = {
+            byte: to
+            for byte, to in behind.items()
+            if len(loops_on(to)) >= 20 and list(behind.values()).count(to) >= 20
+        }
+        if table.whole[state]:
+            onward = target(state, min(loops_on(state)))
+            if onward in found.values() and table.whole[onward]:
+                found[0x80] = onward
+        return found
+
+    first = firsts(start)
+    spaced = target(start, 0x20)
+    second = firsts(spaced) if spaced >= 0 and 0x20 not in first else {}
+    origins = {bytes([byte]): to for byte, to in first.items()}
+    origins |= {bytes([0x20, byte]): to for byte, to in second.items()}
+    tokens: set[int] = set()
+    for token, text in enumerate(texts):
+        for prefix, to in origins.items():
+            rest = text[len(prefix) - 1 :]
+            shown = bytes(min(byte, 0x80) for byte in rest)
+            if not text.startswith(prefix[:-1]) or not shown.startswith(prefix[-1:]):
+                continue
+            may = loops_on(to) | ({0x80} if table.whole[to] else set())
+            if set(shown) <= may and len(rest) - 1 <= table.room[to] and well_begun(text):
+                tokens.add(token)
+    return origins, tokens

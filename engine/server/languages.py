@@ -19,8 +19,8 @@ from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.languages import from_gbnf, from_schema
 from diskmoe.grammar_draft.rules import Grammar
 
-MOST_TRIGGERS = 16
 KEPT_BYTES = 8 << 20  # of grammars, about
+MOST_TRIGGERS = 16
 _FORMATS = ("text", "json_object", "json_schema")
 
 

@@ -16,13 +16,15 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
+from diskmoe.grammar_draft.patience import breathe
 from diskmoe.grammar_draft.regex.charsets import UNIVERSE
 from diskmoe.grammar_draft.rules import Ranges
 
 NO = -1
 MAX_STATES = 4000
 MAX_OF_WORDS = 15_000  # states of listed texts, which are made in no time
-_MINIMISED = 600  # states; larger automata are left as they are
+_MINIMISED = 600  # states, and ...
+_MINIMISED_RANGES = 20_000  # of all moves; larger automata are left as they are
 
 Moves = tuple[tuple[Ranges, int], ...]
 Key = TypeVar("Key", bound=Hashable)
@@ -80,6 +82,7 @@ def explore(
     queue = [start]
     found: list[Moves] = []
     for key in queue:
+        breathe()
         row: dict[int, Ranges] = {}
         for ranges, target in moves(key):
             state = number.get(target)
@@ -111,7 +114,8 @@ def _tidy(dfa: Dfa) -> Dfa:
         return Dfa(((),), (NO,))
     block = [dfa.labels[state] if state in alive else NO - 1 for state in range(count)]
     blocks = 0
-    if count > _MINIMISED:
+    ranges = sum(len(some) for moves in dfa.moves for some, _ in moves)
+    if count > _MINIMISED or ranges > _MINIMISED_RANGES:
         block = [state if state in alive else NO - 1 for state in range(count)]
     else:
         while len(set(block)) != blocks:  # Moore 1956

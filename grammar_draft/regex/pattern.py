@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from diskmoe.grammar_draft.patience import breathe
 from diskmoe.grammar_draft.regex.charsets import UNIVERSE
 from diskmoe.grammar_draft.regex.dfa import NO, Dfa, TooLarge, explore, sweep
 from diskmoe.grammar_draft.regex.syntax import Node, parse
 from diskmoe.grammar_draft.rules import Ranges
 
 MAX_POSITIONS = 20_000  # of a pattern with its repetitions written out
-MAX_WORK = 400_000  # positions looked at while an automaton is made
+MAX_WORK = 400_000  # positions looked at, and ranges, while an automaton is made
 
 
 @lru_cache(128)
@@ -28,7 +29,8 @@ def from_pattern(pattern: str) -> Dfa:
     def moves(key: frozenset[int]) -> Iterable[tuple[Ranges, frozenset[int]]]:
         nonlocal work
         edges = [(edge[0], edge[1]) for state in sorted(key) if (edge := nfa.edges[state])]
-        work += len(edges)
+        work += sum(len(ranges) for ranges, _ in edges)
+        breathe()
         if work > MAX_WORK:
             raise TooLarge("too much work")
         for targets, ranges in sweep(edges):

@@ -17,6 +17,7 @@ from typing import Any
 from diskmoe.grammar_draft.checks import check
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.json_rules import JsonRules, spelled
+from diskmoe.grammar_draft.patience import breathe
 from diskmoe.grammar_draft.regex.dfa import TooLarge
 from diskmoe.grammar_draft.rules import Alternative, Grammar, Ref
 from diskmoe.grammar_draft.schema.arrays import arrays
@@ -82,6 +83,7 @@ class Compiler:
     def finish(self, root: Ref) -> Grammar:
         """The grammar of a rule, with all that it leads to."""
         while self._queue:
+            breathe()
             node = self._queue.pop()
             try:
                 self.made.define(self._rules[node], self._alternatives(node))

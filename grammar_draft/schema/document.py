@@ -178,7 +178,9 @@ def read(text: str | bytes, name: str) -> Any:
         raise BadGrammar(f"the schema has {len(text)} bytes; at most {MAX_TEXT} are read", name)
     try:
         return json.loads(text, parse_constant=_refused)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise BadGrammar("the schema is nested too deeply", name) from None
+    except ValueError as error:
         raise BadGrammar(f"the schema is no JSON: {error}", name) from None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from diskmoe.grammar_draft.patience import breathe
 from diskmoe.grammar_draft.schema.contraries import failing
 from diskmoe.grammar_draft.schema.document import Place, shown
 from diskmoe.grammar_draft.schema.facts import (
@@ -40,7 +41,7 @@ from diskmoe.grammar_draft.schema.keywords import (
 )
 from diskmoe.grammar_draft.schema.values import holds, type_of
 
-MAX_WAYS = 5000  # of one node
+MAX_WAYS = 2000  # of one node
 MAX_STEPS = 300_000  # of all nodes
 MAX_APPLIED = 400  # schemas that refer to each other for one value
 _DEPTH = 3  # levels of members that are looked into for a contradiction
@@ -126,6 +127,7 @@ class Expander:
         # (what is to be done, facts, types left, Eithers passed, open scopes)
         branches: list[tuple[Any, Any, int, int, int]] = [(todo, None, ALL, 0, 0)]
         while branches:
+            breathe()
             todo, facts, mask, passed, scopes = branches.pop()
             while todo is not None and mask:
                 self._steps += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import hostile
 import pytest
 
 from diskmoe.engine import arguments
@@ -184,3 +185,19 @@ def test_our_grammars_judge_right(name: str, text: str, fits: bool) -> None:
     automaton = Automaton(load(name))
     state = automaton.walk(automaton.start, text.encode())
     assert (state is not None and state.may_end) == fits
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nested 10,000 deep", "nested too deeply"),
+        ("minItems of a billion", "#: minItems and maxItems: more than 50000"),
+        ("references in a circle", "can never end"),
+    ],
+)
+def test_check_refuses_what_is_hostile_in_one_line(tmp_path: Path, name: str, told: str) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(hostile.text_of(hostile.schemas()[name]))
+    with pytest.raises(BadGrammar, match=told) as caught:
+        run("check", str(path))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 700

@@ -329,7 +329,7 @@ def nested(depth: int, around: str, within: Any) -> Any:
         (nested(30_000, "items", {}), "more than 20000 rules"),
         (nested(30_000, "allOf", {}), "more than 400 schemas for one value"),
         (nested(30_000, "not", {}), "more than 400 schemas for one value"),
-        ({"allOf": [{"anyOf": [{"minimum": i}, {"maximum": -i}]} for i in range(40)]}, "too many: there are more than 5000 ways"),
+        ({"allOf": [{"anyOf": [{"minimum": i}, {"maximum": -i}]} for i in range(40)]}, "too many: there are more than 2000 ways"),
         ({"enum": list(range(400_001))}, "more than 400000 values"),
         ({"title": "x" * 5_000_000}, "at most 4194304 are read"),
         ({"const": nested(60, "a", 1)}, "const is nested more than 50 deep"),

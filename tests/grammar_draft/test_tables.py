@@ -4,13 +4,16 @@ import hashlib
 import os
 import random
 from pathlib import Path
+from threading import Barrier, Event, Thread
 
 import numpy as np
 import pytest
 
+from diskmoe.grammar_draft import tables as tables_module
 from diskmoe.grammar_draft.compiled_table import Made, digest, table_for
 from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.grammar_draft.library import load
+from diskmoe.grammar_draft.patience import patient
 from diskmoe.grammar_draft.rules import Grammar
 from diskmoe.grammar_draft.tables import Tables, packed, unpacked
 
@@ -105,3 +108,90 @@ def test_no_file_makes_compiled_functions_look_where_they_may_not():
             unpacked(data, name)
     with pytest.raises(ValueError, match="another version or grammar"):
         unpacked(packed(right, "0" * 32), name)
+
+
+HEAVY = 'root ::= root "+" root | root "*" root | "(" root ")" | [a-z]+ | ""'
+
+
+class Enough(Exception):
+    """Nobody wants it any more."""
+
+
+def test_who_wants_another_grammar_does_not_wait_for_a_heavy_one():
+    tables = Tables()
+    begun, go_on = Event(), Event()
+
+    def check() -> None:
+        begun.set()
+        assert go_on.wait(20)
+
+    def heavy() -> None:
+        with patient(check):
+            made(parse(HEAVY), tables)
+
+    thread = Thread(target=heavy)
+    thread.start()
+    assert begun.wait(20)
+    assert made(load("fit"), tables)[0] is not None  # while the other is held in the midst
+    go_on.set()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_grammar_is_made_once_for_all_that_want_it(monkeypatch: pytest.MonkeyPatch):
+    count, both = [], Barrier(4)
+    right = tables_module.table_for
+
+    def counted(grammar: Grammar) -> Made:
+        count.append(grammar)
+        return right(grammar)
+
+    monkeypatch.setattr(tables_module, "table_for", counted)
+    tables, found = Tables(), []
+
+    def want() -> None:
+        both.wait(20)
+        found.append(made(load("json"), tables))
+
+    threads = [Thread(target=want) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(count) == 1 and len(found) == 4 and len({id(one[0]) for one in found}) == 1
+
+
+def test_who_does_not_want_a_grammar_any_more_ends_its_making_and_another_takes_over():
+    tables = Tables()
+    begun, left = Event(), Event()
+    told: list[str] = []
+
+    def check() -> None:
+        begun.set()
+        if left.is_set():
+            raise Enough
+
+    def first() -> None:
+        with patient(check), pytest.raises(Enough):
+            made(parse(HEAVY), tables)
+        told.append("left")
+
+    def second() -> None:
+        told.append(made(parse(HEAVY), tables)[1])
+
+    threads = [Thread(target=first), Thread(target=second)]
+    threads[0].start()
+    assert begun.wait(20)
+    threads[1].start()
+    left.set()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(told) == sorted(["left", made(parse(HEAVY), tables)[1]])
+
+
+def test_what_is_kept_in_memory_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tables_module, "KEPT_BYTES", 200_000)
+    tables = Tables()
+    kept = [made(parse(f'root ::= "{i}" ("a"{{{i + 30}}} [b-z]*)?'), tables)[0] for i in range(60)]
+    again = [made(parse(f'root ::= "{i}" ("a"{{{i + 30}}} [b-z]*)?'), tables)[0] for i in (59, 0)]
+    assert again[0] is kept[59] and again[1] is not kept[0]

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import fuzz_masks
 import fuzz_tiers
@@ -9,6 +10,8 @@ import naive_grammar
 import numpy as np
 import pytest
 
+from diskmoe.grammar_draft import stacked
+from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.compiled_table import table_for
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.gbnf import parse
@@ -18,6 +21,7 @@ from diskmoe.grammar_draft.loops import FOREVER
 from diskmoe.grammar_draft.minimal import refine
 from diskmoe.grammar_draft.pushdown import Pushdown
 from diskmoe.grammar_draft.rules import Chars, Grammar, Ref, Rule
+from diskmoe.grammar_draft.stacked import Stacked
 from diskmoe.grammar_draft.subsets import Undecided
 from diskmoe.grammar_draft.table import Table
 from diskmoe.grammar_draft.tabled import Tabled
@@ -104,7 +108,7 @@ def test_what_no_table_can_hold_are_sets_of_stacks_and_it_is_said_why(text: str,
 
 def test_what_is_large_and_called_from_many_places_is_not_copied():
     rules = "".join(f"r{i} ::= r{i + 1} [0-9] r{i + 1} [a-f]?\n" for i in range(14))
-    assert how("root ::= r0\n" + rules + 'r14 ::= "x"') == "16 rules, 287 states with a stack"
+    assert how("root ::= r0\n" + rules + 'r14 ::= "x"') == "16 rules, 408 states with a stack"
     word = f'w ::= "" | " " | "{"wxyz" * 16}"\n'
     assert how(f'root ::= "a" w "b" w "c" w "d" w "e"\n{word}') == "2 rules, 73 states with a stack"
 
@@ -247,3 +251,34 @@ def test_random_grammars_have_one_language_in_every_automaton():
 def test_at_every_prefix_of_random_documents_the_mask_is_what_feeding_every_token_says():
     tally = fuzz_masks.run(20, 4)
     assert tally["documents"] == 20 and tally["prefixes"] > 1000
+
+
+def test_calls_that_may_end_anywhere_note_each_place_of_the_vocabulary_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Places where a call is complete lie below one another: their subtrees are walked again and
+    again, and what is noted of them has room for each node once."""
+    kernel, most = stacked.spread, 0
+
+    def watched(*arrays: Any) -> Any:
+        nonlocal most
+        count, unknown = kernel(*arrays)
+        most = max(most, count)
+        return count, unknown
+
+    monkeypatch.setattr(stacked, "spread", watched)
+    texts = [b"a" * length for length in range(1, 31)] + [b"ab", b"b"]
+    vocabulary = Vocabulary([*texts, None], special={len(texts): "<end>"}, ends={len(texts)})
+    grammar = parse("root ::= x x x\nx ::= y y y y\ny ::= z? z? z? z?\nz ::= [a-z]{0,30}")
+    automaton = Automaton(grammar)
+    tier = Stacked(automaton, vocabulary)
+    state = tier.start
+    for token in (1, 30):
+        words = tier.words(state)
+        for number, text in enumerate(texts):
+            fits = automaton.walk(state.stacks, text) is not None
+            assert bool(int(words[0]) >> number & 1) == fits, text
+        after = tier.step(state, token)
+        assert after is not None
+        state = after
+    assert 0 < most <= len(vocabulary.trie.byte)
