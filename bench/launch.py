@@ -104,12 +104,12 @@ class Ended(Process):
 class Launcher:
     """How runs are started: what before them, and where.
 
-    usage: the frozen history, a directory that need not be there; each run gets a copy. None: none.
+    usage: the frozen history, a directory that need not be there; each run gets a copy.
     files: of the models, for the page cache.
     """
 
     box: Box
-    usage: Path | None
+    usage: Path
     files: Sequence[Path]
     cache: Cache
 
@@ -139,7 +139,7 @@ class Launcher:
             fill_cache(self.files)
         share, load = cached_share(self.files), load_average()
         with tempfile.TemporaryDirectory(prefix="diskmoe-bench-") as state:
-            if self.usage is not None and self.usage.is_dir():
+            if self.usage.is_dir():
                 shutil.copytree(self.usage, Path(state) / "usage")
             meter, started = Meter(), datetime.now(timezone.utc)
             begin = time.perf_counter()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from diskmoe.bench.words import Words, understood
@@ -180,8 +181,11 @@ def _measured(work: Work, parts: Sequence[str], say: Say) -> Sequence[Part]:
 
     found: list[Part] = []
     if "overhead" in parts:
-        with limits(None, None, work.model) as box:
-            launcher = Launcher(box, None, weight_files(work.model), "warm")
+        with (
+            limits(None, None, work.model) as box,
+            TemporaryDirectory(prefix="diskmoe-bench-") as empty,
+        ):
+            launcher = Launcher(box, Path(empty) / "usage", weight_files(work.model), "warm")
             found.append(serve_parts.overhead(work, launcher, say))
     if "prefix" in parts:
         found.append(serve_parts.prefix(work, say))

@@ -33,7 +33,8 @@ class Bar:
     def verdict(self, found: Ratio) -> str:
         """`holds` or `misses`, by the ratio; `unsure` where its interval has the bar inside."""
         low, high = found.interval or (0.0, float("inf"))
-        word = "holds" if (found.value >= self.ratio) == (self.side == "least") else "misses"
+        holds = found.value >= self.ratio if self.side == "least" else found.value <= self.ratio
+        word = "holds" if holds else "misses"
         return f"{word}, unsure" if low < self.ratio < high else word
 
     def __str__(self) -> str:
@@ -189,7 +190,8 @@ def _history(server: Server, work: Work, number: int) -> _Following:
     """A first turn is answered; the second one, and how many tokens of it are new."""
     # every conversation begins in its own way, so that none goes on from another's
     if work.chat:
-        said = f"{number + 1}. {work.prompt} " * max(1, work.history // 12)
+        said = f"{number + 1}. {work.prompt} "
+        said *= max(1, 4 * work.history // len(said))  # four characters a token, about
         asked = [{"role": "user", "content": said}]
         first = {"messages": asked, "max_tokens": 8, "temperature": 0}
         answer = server.stream(CHAT, first)

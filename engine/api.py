@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from diskmoe.engine.assembling import Parts, assemble, described
 from diskmoe.engine.constraining import Constraints, ThinkBudget, Wanted, mode_of
-from diskmoe.engine.conversation import Conversation
 from diskmoe.engine.decode import check_prompt, decode
 from diskmoe.engine.draft_head import absorb
 from diskmoe.engine.drafting import Experience, composer_of
@@ -48,6 +47,7 @@ from diskmoe.mtp.source import DraftSource
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from diskmoe.engine.conversation import Conversation
     from diskmoe.engine.options import OptionWords
 
 __all__ = ["Model", "Options", "Prepared", "Prompt", "Run", "Sampling", "ThinkBudget", "prepare"]
@@ -315,6 +315,8 @@ class Model:
         Raises:
             BadRequest: messages that are no conversation.
         """
+        from diskmoe.engine.conversation import Conversation  # a single run needs none of it
+
         return Conversation(self, system, messages, **how)
 
     def forget(self) -> None:

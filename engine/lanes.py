@@ -290,11 +290,11 @@ class Lanes:
         """Positions of a text of these tokens that the lane's cache had not, and another's has, are
         copied; how many."""
         here = lane.kv.length
-        donor = max(self.lanes, key=lambda each: each.kv.holds(ids))
-        found = donor.kv.holds(ids)
-        if found > here:
-            lane.kv.take_over(donor.kv, found)
-        return max(0, found - here)
+        for other in self.lanes:
+            found = 0 if other is lane else other.kv.holds(ids)
+            if found > lane.kv.length:
+                lane.kv.take_over(other.kv, found)
+        return lane.kv.length - here
 
     @property
     def crowded(self) -> bool:

@@ -101,3 +101,10 @@ class Speller:
             or (self._byte_fallback and self._byte_tokens.issuperset(char.encode()))
             for char in text.replace(" ", SPACE_MARK)
         )
+
+
+def token_text(value: Any) -> str | None:
+    """The text of a token in tokenizer_config.json: a string, or an AddedToken's dictionary."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None

@@ -21,7 +21,7 @@ from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.text.bounds import TemplateLimit
 from diskmoe.engine.text.files import one_line, read_json_object, read_text
 from diskmoe.engine.text.sandbox import Sandbox, TemplateRefusal
-from diskmoe.engine.text.tokenizer import token_text
+from diskmoe.engine.text.spelling import token_text
 
 TEMPLATE_LIMIT_BYTES = 1 << 20  # the longest in use are about 30 KB
 MOST_TEMPLATES = 64

@@ -24,7 +24,7 @@ import tokenizers
 
 from diskmoe.engine.errors import BadModel, BadRequest
 from diskmoe.engine.text.files import one_line, parse_json_object, read_json_object, read_text
-from diskmoe.engine.text.spelling import Kind, Speller, detect_kind
+from diskmoe.engine.text.spelling import Kind, Speller, detect_kind, token_text
 from diskmoe.engine.text.stops import collect_stop_ids
 from diskmoe.engine.text.tiktoken_file import NAME as TIKTOKEN
 from diskmoe.engine.text.tiktoken_file import tiktoken_tokenizer
@@ -223,13 +223,6 @@ def load_tokenizer(directory: Path, vocab_size: int) -> TextTokenizer | None:
         backend=backend,
     )
     return tokenizer
-
-
-def token_text(value: Any) -> str | None:
-    """The text of a token in tokenizer_config.json: a string, or an AddedToken's dictionary."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) and value else None
 
 
 def _encode(

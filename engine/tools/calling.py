@@ -50,6 +50,7 @@ class Calling:
         told, worded = PROBE not in shown, PROBE_VALUE not in called
         if told and worded:
             return cls(BARE, f"{template.source} knows of no tools", told, worded)
+        as_text = as_text and not worded
         whole = shown + called
         form = next(
             (f for f in FORMS if all(mark in whole for mark in (f.opening, *f.marks))), None
@@ -139,6 +140,9 @@ def _call(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
         except (ValueError, RecursionError):
             name = str(function.get("name"))[:60]
             raise BadRequest(f"the arguments of an earlier call of {name} are not JSON") from None
+    if not as_text and not isinstance(arguments, Mapping):
+        name = str(function.get("name"))[:60]
+        raise BadRequest(f"the arguments of an earlier call of {name} are no JSON object")
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -11,6 +11,7 @@ from diskmoe.engine.tools.toolbox import kinds_of
 
 _CLOSING = {"{": "}", "[": "]"}
 _MOST_DEPTH = 200
+_BLANKS = " \t\r\n"
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -71,7 +72,8 @@ def quoted(text: str) -> str:
 def converted(text: str, kinds: Collection[str]) -> str:
     """The JSON of a value that may be of some types: as it is written where it is JSON of one of
     them, else as a text."""
-    bare = _PYTHON.get(text.strip(), text.strip())
+    bare = text.strip(_BLANKS)
+    bare = _PYTHON.get(bare, bare)
     try:
         found = parsed(bare)
     except Malformed:

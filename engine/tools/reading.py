@@ -182,6 +182,24 @@ class Reader:
                 yield from cursor.more()
         return cursor.text[begin : cursor.at]
 
+    def _either(self, end: str) -> Step[str]:
+        """JSON, or a text up to what closes it, which JSON may hold."""
+        cursor, brackets = self.cursor, Brackets()
+        begin = cursor.at
+        if (yield from cursor.next()) in "{[":
+            try:
+                while not brackets.closed:
+                    cursor.at = brackets.read(cursor.text, cursor.at)
+                    if not brackets.closed:
+                        yield from cursor.more()
+                behind = cursor.at
+                if (yield from cursor.follows(end)):
+                    return cursor.text[begin:behind]
+            except (Malformed, CutShort):
+                pass
+            cursor.at = begin
+        return (yield from cursor.until(end, MOST_VALUE))
+
     def _objects(self) -> Step[None]:
         """One call as an object, or a list of them."""
         cursor = self.cursor
@@ -278,7 +296,7 @@ class Reader:
                 parsed((yield from self._value(index)))
                 yield from cursor.expect(end)
             else:
-                text = yield from cursor.until(end, MOST_VALUE)
+                text = yield from self._either(end)
                 text = text.removesuffix("\n") if one.lines else text
                 yield Argued(index, converted(text, kinds))
 

@@ -98,6 +98,9 @@ def _tool(given: Any, at: str) -> Tool:
         )
     if not isinstance(schema, Mapping | None):
         raise BadRequest(f"{at}.function.parameters is {_shown(schema)}; it must be a JSON Schema")
+    kind = (schema or {}).get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise BadRequest(f'{at}.function.parameters.type is {_shown(kind)}; it must be "object"')
     if not isinstance(function.get("description"), str | None):
         raise BadRequest(f"{at}.function.description must be a string")
     strict = function.get("strict")

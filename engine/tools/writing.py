@@ -143,11 +143,19 @@ class Calls:
 
     def _of(self, tool: Tool) -> Grammar:
         """A tool's arguments."""
-        schema = {"type": "object"} if tool.parameters is None else tool.parameters
+        schema = {**(tool.parameters or {}), "type": "object"}  # arguments are no other value
         form, lax = self._form.parameters, self._lax or not tool.strict
         if form is None:
             return from_schema(schema, whitespace=self._blanks, lax=lax, name=tool.name)
-        return compile_parameters(schema, form, self._spell, tool.name, self._blanks, lax)
+        return compile_parameters(
+            schema,
+            form,
+            self._spell,
+            lambda key: tool.kinds(key) == {"string"},
+            tool.name,
+            self._blanks,
+            lax,
+        )
 
     def _rule(self, name: str, alternatives: Iterable[Alternative]) -> Ref:
         self._grammar.rules.append(Rule(name, list(alternatives), made="json"))

@@ -15,6 +15,15 @@ from diskmoe.engine.inspecting import inspect_model
 from diskmoe.engine.plan import PlanReport
 from diskmoe.engine.predict import Speeds
 from diskmoe.engine.report import REPORT_KEYS
+from diskmoe.grammar_draft import gbnf, languages, lexer, library
+from diskmoe.grammar_draft.regex import syntax
+from diskmoe.grammar_draft.schema import arrays, document, strings
+from diskmoe.mtp.certain_source import CertainSource
+from diskmoe.mtp.corpus import CorpusSource
+from diskmoe.mtp.draft_model import DraftModelSource
+from diskmoe.mtp.grammar_source import GrammarSource
+from diskmoe.mtp.head import MtpSource
+from diskmoe.mtp.ngram import NgramSource
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +76,25 @@ def test_the_keys_of_a_plan(path: Path) -> None:
     assert sorted(first_column(rows)) == sorted(found)
     named = set(re.findall(r"`(\w+)`", rows))
     assert named == set(keys_within(found))
+
+
+def test_every_source_of_drafts_is_named() -> None:
+    sources = (CertainSource, CorpusSource, DraftModelSource, GrammarSource, MtpSource, NgramSource)
+    page = (ROOT / "docs" / "report.md").read_text("utf-8")
+    for source in sources:
+        assert f"`{source.name}`" in page
+
+
+def test_limits_of_grammars_are_those_of_the_source() -> None:
+    rows = [
+        row.split("|")[2] for row in table("structured-output.md", "### Limits").splitlines()[2:]
+    ]
+    found = [[int(number) for number in re.findall(r"\d+", row)] for row in rows]
+    assert found == [
+        [gbnf.MAX_TEXT, gbnf.MAX_RULES, lexer.MAX_TIMES],
+        [library.MAX_BYTES],
+        [document.MAX_TEXT, document.MAX_VALUES],
+        [strings.MAX_LENGTH, arrays.MAX_ITEMS],
+        [syntax.MAX_PATTERN],
+        [languages.MAX_CHOICES, languages.MAX_BYTES],
+    ]

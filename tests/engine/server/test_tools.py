@@ -288,10 +288,12 @@ BAD = [
     ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls", "true or false"),
     ({"tools": TOOLS, "grammar_triggers": ["x"], "grammar": 'root ::= "a"'}, "grammar_triggers", "beside tools"),
     (
-        {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": 3}}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"minimum": "x"}}}]},
         "tools",
-        "type",
+        "minimum",
     ),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+     "tools[0].function.parameters.type", 'must be "object"'),
 ]  # fmt: skip
 
 

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_text import write_tokenizer
 from tool_answers import ARGUMENTS, TOOLS
-from tool_models import FAMILIES, text_side
+from tool_models import FAMILIES, VOCAB, text_side
 
+from diskmoe.engine.errors import BadRequest
 from diskmoe.engine.text.side import TextSide
 from diskmoe.engine.tools.calling import Calling
 from diskmoe.engine.tools.parts import Gathered
@@ -100,3 +102,38 @@ def test_what_a_template_writes_of_a_call_is_read_and_is_a_word_of_its_grammar(
             state = constraint.accept(state, token)
             assert state is not None, shown(text, ids[: place + 1])
     assert constraint.may_end(state)
+
+
+def test_a_template_that_shows_tools_and_writes_no_calls_gets_them_in_words(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        '{% if tools %}{{ tools | tojson }} Write <tool_call>{"name": N, "arguments": A}</tool_call>'
+        "{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    text = TextSide.load(tmp_path, {}, VOCAB)
+    calling = Calling.of(text)
+    assert calling.form is not None and calling.form.name == "Hermes"
+    assert calling.worded and not calling.told and not calling.as_text
+    rome = {**CALL, "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    talk = [QUESTION, {**CALLED, "content": "So:", "tool_calls": [rome]}, RESULT]
+    written = shown(text, calling.encode(text, talk, BOX).ids)
+    assert written.endswith(
+        '[assistant]So:\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n'
+        "</tool_call>[user]The function's result: Rain"
+    )
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "{", "3", [1], "null"])
+def test_arguments_of_earlier_calls_are_an_object(tmp_path: Path, arguments: Any) -> None:
+    text = text_side(tmp_path, "qwen3_moe")
+    call = {**CALL, "function": {"name": "get_weather", "arguments": arguments}}
+    with pytest.raises(BadRequest, match="an earlier call of get_weather are no"):
+        Calling.of(text).encode(text, [QUESTION, {**CALLED, "tool_calls": [call]}], BOX)
+
+
+def test_without_a_template_tools_are_refused(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    text = TextSide.load(tmp_path, {}, VOCAB)
+    assert "none can be called" in Calling.of(text).line
+    with pytest.raises(BadRequest, match="no chat template: leave them out"):
+        Calling.of(text).encode(text, [QUESTION], BOX)

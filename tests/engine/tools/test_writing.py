@@ -6,14 +6,17 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import jsonschema
 import pytest
 from tool_answers import CASES, CLOCK, TOOLS, WEATHER
+from wild_schemas import KEYS, wild_schema
 
 from diskmoe.engine.tools.forms import Form
 from diskmoe.engine.tools.parts import Gathered
 from diskmoe.engine.tools.reading import Reader
 from diskmoe.engine.tools.toolbox import Toolbox
 from diskmoe.engine.tools.writing import Calls, Speller
+from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.constraint import Constraint
 from diskmoe.grammar_draft.errors import BadGrammar
 from diskmoe.grammar_draft.vocabulary import Vocabulary
@@ -131,6 +134,61 @@ def test_behind_what_opens_a_call_the_same_is_written(name: str) -> None:
         assert message.message["content"] is None and message.message["tool_calls"]
         for call in message.message["tool_calls"]:
             check(call["function"])
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3 coder", "glm 4.7", "minimax", "deepseek 3.2"])
+def test_arguments_fit_schemas_of_all_keywords(name: str) -> None:
+    """What jsonschema says of what is read from what a grammar of wild schemas lets pass."""
+    form, chance, fitting = CASES[name].form, random.Random(name), 0
+    while fitting < 15:
+        schema = {
+            "type": "object",
+            "properties": {key: wild_schema(chance) for key in chance.sample(KEYS, 2)},
+            "required": [],
+        }
+        schema["required"] = [key for key in schema["properties"] if chance.random() < 0.6]
+        if any(word in json.dumps(schema) for word in ("multipleOf", "$ref")):
+            continue  # jsonschema rounds, and follows circles without end
+        tool = {"name": "f", "parameters": schema, "strict": True}
+        box = Toolbox.of([{"type": "function", "function": tool}], "required", False)
+        assert box is not None
+        try:
+            made = Calls(form, box, Speller({}, ()), "compact", False).from_the_start()
+            automaton = Automaton(made)
+        except BadGrammar:
+            continue
+        text = passed(automaton, chance, form)
+        reader, message = Reader(form, box), Gathered()
+        for part in [*reader.feed(text), *reader.end(cut=False)]:
+            message.add(part)
+        [call] = message.message["tool_calls"]
+        found = json.loads(call["function"]["arguments"])
+        assert jsonschema.Draft202012Validator(schema).is_valid(found), (schema, text)
+        fitting += 1
+
+
+def passed(automaton: Automaton, chance: random.Random, form: Form) -> str:
+    """A text by chance in which what closes a value comes now and then."""
+    closing = (
+        []
+        if form.parameters is None
+        else [form.parameters.closing, form.parameters.closing.strip()]
+    )
+    state, text = automaton.start, bytearray()
+    while not state.may_end:
+        word = chance.choice(closing).encode() if closing and chance.random() < 0.3 else b""
+        behind = state
+        for byte in word:
+            behind = None if behind is None else automaton.advance(behind, byte)
+        if behind is None or not word:
+            choices = [byte for byte in range(256) if state.allowed >> byte & 1]
+            weights = [8 if byte in b'"}],:' else 1 if byte < 128 else 0.05 for byte in choices]
+            word = bytes(chance.choices(choices, weights))
+            behind = automaton.advance(state, word[0])
+        assert behind is not None
+        state = behind
+        text += word
+    return text.decode()
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3 coder"])
