@@ -342,3 +342,4 @@ def test_the_phases_of_all_texts_are_what_the_store_was_asked_for(path: Path) ->
         assert decode.rows == sum(run.stats.decode.rows for run in runs)
         assert decode.forwards <= sum(run.stats.decode.forwards for run in runs)
         assert 0 < decode.forward_seconds <= decode.seconds
+        assert 0 < prefill.forward_seconds <= prefill.seconds
