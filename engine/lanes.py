@@ -73,6 +73,7 @@ class Text(Booked):
         self.row_misses: Sequence[int] = ()
         self.hidden: Floats = np.zeros((0, 0), np.float32)  # (n, hidden) of its latest rows
         self.places: Sequence[int] = ()  # of these among those of the forward
+        self.useful: set[int] | None = None  # of that one, if it had drafts: what is known
         self._lanes = lanes
 
     @property
@@ -106,8 +107,11 @@ class Text(Booked):
         return self.phase is self.books.prefill
 
     def accepted(self, rows: int) -> None:
-        """Of its latest rows the first so many were of use."""
-        self._lanes.accepted(self.places[:rows])
+        """Of its latest rows the first so many were of use. Others may have had a forward since:
+        what is noted belongs to the one that these rows were in."""
+        if self.useful is not None:
+            self.useful.update(self.places[:rows])
+            self._lanes.accepted()
 
     def check(self) -> None:
         """BadRequest when its run has ended, or in a fork of its process."""
@@ -265,12 +269,8 @@ class Lanes:
                 raise batch.error
             # the thread that computed for all was interrupted: once more, without it
 
-    def accepted(self, places: Sequence[int]) -> None:
-        """These rows of the latest forward were of use."""
-        useful = self._useful  # which another thread may judge at any time
-        if useful is None:
-            return
-        useful.update(places)
+    def accepted(self) -> None:
+        """A text has noted which of its rows were of use."""
         if len(self.lanes) == 1:
             with self.turns:
                 self._judge()
@@ -363,7 +363,7 @@ class Lanes:
     def _left_for(self, text: Text, hidden: Floats, places: Sequence[int]) -> None:
         """What the latest forward left for a text, as it is needed after the next one's beginning."""
         text.hidden = hidden if len(self.lanes) == 1 else hidden.copy()
-        text.places = places
+        text.places, text.useful = places, self._useful
         text.row_misses = [self.transformer.row_misses[place] for place in places]
 
     def _judge(self) -> None:
