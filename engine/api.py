@@ -321,6 +321,7 @@ class Model:
 
     def forget(self) -> None:
         """Texts to come go on from nothing that earlier ones have left."""
+        self._home.check()
         self._lanes.forget()
 
     def _cache_state(self) -> str:

@@ -132,17 +132,18 @@ def _call(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
     """An earlier call with its arguments as text, or as what the text means."""
     function = call["function"]
     arguments = function.get("arguments")
-    if as_text and not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    elif not as_text and isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
+    if as_text:
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+    else:
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except (ValueError, RecursionError):
+                arguments = None
+        if not isinstance(arguments, Mapping):
             name = str(function.get("name"))[:60]
-            raise BadRequest(f"the arguments of an earlier call of {name} are not JSON") from None
-    if not as_text and not isinstance(arguments, Mapping):
-        name = str(function.get("name"))[:60]
-        raise BadRequest(f"the arguments of an earlier call of {name} are no JSON object")
+            raise BadRequest(f"the arguments of an earlier call of {name!r} are no JSON object")
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -74,6 +74,8 @@ def test_a_fork_of_a_loaded_model_is_refused_and_the_parent_goes_on(paths: list[
         wanted = ids(model, [1, 2, 3])
 
         def child() -> str:
+            with pytest.raises(BadRequest, match="is a fork"):
+                model.forget()
             try:
                 model.generate([1, 2, 3])
             except DiskMoeError as error:

@@ -127,7 +127,7 @@ def test_a_template_that_shows_tools_and_writes_no_calls_gets_them_in_words(tmp_
 def test_arguments_of_earlier_calls_are_an_object(tmp_path: Path, arguments: Any) -> None:
     text = text_side(tmp_path, "qwen3_moe")
     call = {**CALL, "function": {"name": "get_weather", "arguments": arguments}}
-    with pytest.raises(BadRequest, match="an earlier call of get_weather are no"):
+    with pytest.raises(BadRequest, match="an earlier call of 'get_weather' are no JSON object"):
         Calling.of(text).encode(text, [QUESTION, {**CALLED, "tool_calls": [call]}], BOX)
 
 
