@@ -73,7 +73,7 @@ class Text(Booked):
         self.row_misses: Sequence[int] = ()
         self.hidden: Floats = np.zeros((0, 0), np.float32)  # (n, hidden) of its latest rows
         self.places: Sequence[int] = ()  # of these among those of the forward
-        self.useful: set[int] = set()  # rows of that forward that are known to be of use
+        self.useful: set[int] | None = None  # of that one, if it had drafts: what is known
         self._lanes = lanes
 
     @property
@@ -107,9 +107,11 @@ class Text(Booked):
         return self.phase is self.books.prefill
 
     def accepted(self, rows: int) -> None:
-        """Of its latest rows the first so many were of use."""
-        self.useful.update(self.places[:rows])
-        self._lanes.accepted()
+        """Of its latest rows the first so many were of use. Others may have had a forward since:
+        what is noted belongs to the one that these rows were in."""
+        if self.useful is not None:
+            self.useful.update(self.places[:rows])
+            self._lanes.accepted()
 
     def check(self) -> None:
         """BadRequest when its run has ended, or in a fork of its process."""
@@ -275,7 +277,7 @@ class Lanes:
             text.kv.trim(begin)  # which may have its rows already
 
     def accepted(self) -> None:
-        """A text knows which rows of its latest forward were of use."""
+        """A text has noted which of its rows were of use."""
         if len(self.lanes) == 1:
             with self.turns:
                 self._judge()
@@ -364,7 +366,6 @@ class Lanes:
         drafts = n_rows > len(answers)
         self._useful = {answer.places[0] for answer in answers} if drafts else None
         for request, answer in zip(requests, answers, strict=True):
-            request.text.useful = self._useful or set()
             self._left_for(request.text, answer.hidden, answer.places)
             request.logits = answer.logits
         self._on_forward()
@@ -379,7 +380,7 @@ class Lanes:
     def _left_for(self, text: Text, hidden: Floats, places: Sequence[int]) -> None:
         """What the latest forward left for a text, as it is needed after the next one's beginning."""
         text.hidden = hidden if len(self.lanes) == 1 else hidden.copy()
-        text.places = places
+        text.places, text.useful = places, self._useful
         text.row_misses = [self.transformer.row_misses[place] for place in places]
 
     def _judge(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Barrier
 from typing import Any
 
 from starlette.applications import Starlette
@@ -58,8 +59,8 @@ class Server:
         self._languages = languages or Languages()
         self._page_itself = page()
         self.calling = Calling.of(desk.model.text)
-        self._texts = ThreadPoolExecutor(THREADS, "diskmoe-request")
-        self._grammars = ThreadPoolExecutor(THREADS, "diskmoe-grammar")
+        self._texts = _pool("diskmoe-request")
+        self._grammars = _pool("diskmoe-grammar")
         routes = [
             Route("/v1/chat/completions", self._open(self._chat), methods=["POST"]),
             Route("/v1/completions", self._open(self._complete), methods=["POST"]),
@@ -164,6 +165,14 @@ class Server:
     async def _health(self, request: Request) -> Response:
         desk = self._desk
         return JSONResponse({"status": "ok", "running": desk.running, "waiting": desk.waiting})
+
+
+def _pool(name: str) -> ThreadPoolExecutor:
+    """Threads that are there from the start, so that a server has as many at any time."""
+    pool, all_there = ThreadPoolExecutor(THREADS, name), Barrier(THREADS)
+    for _ in range(THREADS):
+        pool.submit(all_there.wait)
+    return pool
 
 
 async def _refused(request: Request, error: Refusal) -> Response:
