@@ -378,8 +378,8 @@ class Lanes:
         self._on_forward()
 
     def _left_for(self, text: Text, hidden: Floats, places: Sequence[int]) -> None:
-        """What the latest forward left for a text, as it is needed after the next one's beginning."""
-        text.hidden = hidden if len(self.lanes) == 1 else hidden.copy()
+        """What the latest forward left for a text, as its head needs it after others' forwards."""
+        text.hidden = hidden.copy() if text.lane.head and len(self.lanes) > 1 else hidden
         text.places, text.useful = places, self._useful
         text.row_misses = [self.transformer.row_misses[place] for place in places]
 

@@ -93,9 +93,7 @@ def test_an_expert_that_cannot_be_read_fails_the_texts_that_want_it_alone(
 
     def unreadable(self: FeedForward, layer: int, n: int, prompt: bool) -> None:
         """Rows that stand in the cache of the bad text want what the disk does not give."""
-        spans = [len(part.ids) for part in parts]
         if any(part.kv is bad.lane.kv for part in parts) and layer == 1:
-            assert n == sum(spans)
             raise ReadFailed("expert 3 of layer 1: the disk gave nothing")
         feed(self, layer, n, prompt)
 
@@ -252,7 +250,7 @@ def test_a_look_at_the_experts_may_end_in_the_middle_of_a_layer(model: Model) ->
         """Another thread ends the look as soon as it was seen that there is one."""
 
         @property
-        def record(self) -> Any:
+        def record(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
             self.__dict__["looks"] = looks = self.__dict__.get("looks", 0) + 1
             return None if looks % 2 == 0 else lambda layer, ids, phase: told.append(layer)
 
