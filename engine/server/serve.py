@@ -51,9 +51,6 @@ def serve(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
         DiskMoeError: whatever makes it impossible, before a request is taken.
     """
     say_notes(values, notes, say)
-    key = values["API_KEY"].value
-    if key is not None and not key.strip():
-        raise BadRequest("API_KEY is empty: give a key, or leave it out")
     unused = [
         name
         for name in OF_REQUESTS
