@@ -191,7 +191,9 @@ def _measured(work: Work, parts: Sequence[str], say: Say) -> Sequence[Part]:
         found.append(serve_parts.prefix(work, say))
     if "union" in parts:
         found += serve_parts.union(work, say)
-    if "gap" in parts:
+    if "gap" in parts and not isinstance(work.prompt, str):
+        say("note      gap is left out: without a tokenizer a stream has no pieces")
+    elif "gap" in parts:
         found += serve_parts.gap(work, say)
     return found
 

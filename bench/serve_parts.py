@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from diskmoe.bench.served import Answer, Server, served
 
 Say = Callable[[str], None]
 Content = str | list[int]  # a prompt: text, or token ids where a model has no tokenizer
+Body = Mapping[str, Any]  # of a request
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
@@ -182,7 +184,7 @@ def prefix(work: Work, say: Say) -> Part:
 @dataclass(frozen=True)
 class _Following:
     path: str
-    body: Mapping[str, Any]
+    body: Body
     new: int  # tokens that are not of the history
 
 
@@ -317,42 +319,55 @@ def gap(work: Work, say: Say) -> list[Part]:
     return [gaps, ttft]
 
 
-def _beside(
-    server: Server, body: Mapping[str, Any], long: Mapping[str, Any]
-) -> tuple[Answer, Answer]:
+class _Client(threading.Thread):
+    """A client that asks beside others; who is told to end does not wait for its answer."""
+
+    def __init__(self, ask: Callable[[], Answer]) -> None:
+        super().__init__(daemon=True)
+        self._ask = ask
+        self._found: Answer | RunFailed = RunFailed("a client got no answer")
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._found = self._ask()
+        except RunFailed as error:
+            self._found = error
+
+    def answer(self) -> Answer:
+        """When it is there. Raises RunFailed."""
+        self.join()
+        if isinstance(self._found, RunFailed):
+            raise self._found
+        return self._found
+
+
+def _beside(server: Server, body: Body, long: Body) -> tuple[Answer, Answer]:
     """The answer of a stream, and that of a prompt that is sent when the stream has begun."""
     begun = threading.Event()
-    found: list[Answer] = []
-    thread = threading.Thread(
-        target=lambda: found.append(server.stream(COMPLETIONS, body, begun.set)), daemon=True
-    )
-    thread.start()
+
+    def ask() -> Answer:
+        try:
+            return server.stream(COMPLETIONS, body, begun.set)
+        finally:
+            begun.set()  # or it never will
+
+    stream = _Client(ask)
     begun.wait()
     reader = server.stream(COMPLETIONS, long)
-    thread.join()
-    return found[0], reader
+    return stream.answer(), reader
 
 
-def _at_once(server: Server, bodies: Sequence[Mapping[str, Any]]) -> list[Answer]:
+def _at_once(server: Server, bodies: Sequence[Body]) -> list[Answer]:
     """The answers of clients that ask at the same moment, each in a thread."""
-    found: dict[int, Answer] = {}
     barrier = threading.Barrier(len(bodies))
 
-    def client(number: int) -> None:
+    def ask(body: Body) -> Answer:
         barrier.wait()
-        found[number] = server.stream(COMPLETIONS, bodies[number])
+        return server.stream(COMPLETIONS, body)
 
-    threads = [
-        threading.Thread(target=client, args=(number,), daemon=True)
-        for number in range(len(bodies))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if len(found) < len(bodies):
-        raise RunFailed("a client got no answer")
-    return [found[number] for number in range(len(bodies))]
+    clients = [_Client(partial(ask, body)) for body in bodies]
+    return [client.answer() for client in clients]
 
 
 def _speed(answers: Sequence[Answer]) -> float:

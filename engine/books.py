@@ -55,6 +55,8 @@ class Books:
         finally:
             now, chosen, seconds = model.counters, model.selections, time.perf_counter() - began
             phase.book(snapshot(counters, selections), snapshot(now, chosen), seconds)
+            if phase is self.prefill:  # between its turns others are decoded
+                phase.seconds += seconds
             for text in texts:
                 text.counters += now - counters
                 text.selections += chosen - selections

@@ -172,6 +172,8 @@ class Constraints:
 
     def _give_back(self, key: Key, constraint: Constraint) -> None:
         """Keeps a constraint for the next text, and forgets those longest unused beyond KEPT_BYTES."""
+        if constraint.gave_up:  # the next text may go where it can be followed
+            return
         with self._lock:
             self._free[key] = [*self._free.pop(key, []), constraint]  # the latest stands last
             size = sum(one.nbytes for free in self._free.values() for one in free)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diskmoe.engine.books import Booked, Books
-from diskmoe.engine.errors import BadRequest
+from diskmoe.engine.errors import BadRequest, DiskMoeError
 from diskmoe.engine.forks import Home
 from diskmoe.engine.model.forward import Transformer, Wanted
 from diskmoe.engine.model.kvcache import KvCache
@@ -48,7 +48,7 @@ class _Request:
     text: Text
     part: Part
     logits: Floats | None = None
-    error: BadRequest | None = None  # its own
+    error: DiskMoeError | None = None  # its own
 
 
 @dataclass(eq=False)
@@ -123,8 +123,9 @@ class Text(Booked):
         """The lane is free; what its cache holds may serve the next text."""
         if not self._lanes.home.is_here:
             return
-        if self.lane.text is self:
-            self.lane.text = None
+        with self.lane.changing:  # or a text that takes the lane now would lose it
+            if self.lane.text is self:
+                self.lane.text = None
         self._lanes.expect_no_more(self)
 
 
@@ -155,7 +156,7 @@ class Lane:
     def __init__(self, kv: KvCache, head: MtpLayer | None) -> None:
         self.kv = kv
         self.head = head
-        self.changing = threading.Lock()  # whose lane it is, and where its cache ends
+        self.changing = threading.RLock()  # whose lane it is, and where its cache ends
         self.begun = 0  # the number of its latest text
         self._text: ReferenceType[Text] | None = None
 
@@ -199,6 +200,7 @@ class Lanes:
         self._on_accepted = on_accepted
         self._together = Together(transformer)
         self._begun = 0
+        self._closed = False
         self._joined = threading.Condition()
         self._open: _Batch | None = None
         self._expected: set[Text] = set()  # texts that will probably ask for the next forward
@@ -210,9 +212,11 @@ class Lanes:
 
         It is a free lane, if there is one: that which has most of the text, else the one not used
         for longest. If there is none, the text that began first has ended, at its next forward at
-        the latest.
+        the latest. BadRequest after `close`.
         """
         with self.turns:  # not in the middle of another's forward
+            if self._closed:
+                raise BadRequest("the model was closed: load it again")
             free = [lane for lane in self.lanes if lane.text is None]
             known = ids[:-1]  # the last token's row is the first of decoding
             lane = max(
@@ -233,11 +237,11 @@ class Lanes:
                 return text, lane.kv.length
 
     def close(self) -> None:
-        """No text goes on."""
+        """No text goes on, and none begins."""
         with self.turns:
-            for text in [lane.text for lane in self.lanes]:
-                if text is not None:
-                    text.end()
+            self._closed = True
+            for text in filter(None, [lane.text for lane in self.lanes]):
+                text.end()
 
     def forget(self) -> None:
         """Texts to come go on from nothing that earlier ones have left."""
@@ -249,15 +253,17 @@ class Lanes:
     def forward(self, text: Text, part: Part) -> Floats:
         """A text's part of a forward with the texts that ask at the same time; its logits."""
         part.kv.check_room(len(np.asarray(part.ids)))
+        begin = part.kv.length
         while True:
             request = _Request(text, part)
             with self._joined:
-                leads = self._open is None
-                batch = self._open = self._open or _Batch()
+                # who leads a batch wants the turn, so who has it does not wait for one
+                batch = (None if self.turns.is_mine else self._open) or _Batch()
+                self._open = self._open or batch
                 batch.requests.append(request)
                 self._expected.add(text)
                 self._joined.notify_all()
-            if leads:
+            if batch.requests[0] is request:
                 self._lead(batch)
             else:
                 batch.done.wait()
@@ -268,6 +274,7 @@ class Lanes:
             if isinstance(batch.error, Exception):
                 raise batch.error
             # the thread that computed for all was interrupted: once more, without it
+            text.kv.trim(begin)  # which may have its rows already
 
     def accepted(self) -> None:
         """A text has noted which of its rows were of use."""
@@ -291,9 +298,10 @@ class Lanes:
         copied; how many."""
         here = lane.kv.length
         for other in self.lanes:
-            found = 0 if other is lane else other.kv.holds(ids)
-            if found > lane.kv.length:
-                lane.kv.take_over(other.kv, found)
+            with other.changing:  # its text may take drafts back at any time
+                found = 0 if other is lane else other.kv.holds(ids)
+                if found > lane.kv.length:
+                    lane.kv.take_over(other.kv, found)
         return lane.kv.length - here
 
     @property
@@ -316,23 +324,32 @@ class Lanes:
                     )
             with self.turns:
                 with self._joined:
-                    self._open = None
+                    self._open = None if self._open is batch else self._open
                     self._expected = {request.text for request in batch.requests}
                 self._judge()
-                self._compute([request for request in batch.requests if _goes_on(request)])
+                self._compute_for([request for request in batch.requests if _goes_on(request)])
         except BaseException as error:
             batch.error = error
             if not isinstance(error, Exception):
                 raise
         finally:
             with self._joined:
-                if self._open is batch:
-                    self._open = None
+                self._open = None if self._open is batch else self._open
             batch.done.set()
 
+    def _compute_for(self, requests: Sequence[_Request]) -> None:
+        """Together; where that fails one by one, so that an error is of the text that makes it."""
+        try:
+            if requests:
+                self._compute(requests)
+        except DiskMoeError as error:
+            if len(requests) == 1:
+                requests[0].error = error
+            else:
+                for request in requests:
+                    self._compute_for([request])
+
     def _compute(self, requests: Sequence[_Request]) -> None:
-        if not requests:
-            return
         began, model = time.perf_counter(), self.transformer
         parts = [request.part for request in requests]
         texts = [request.text for request in requests]
@@ -361,8 +378,8 @@ class Lanes:
         self._on_forward()
 
     def _left_for(self, text: Text, hidden: Floats, places: Sequence[int]) -> None:
-        """What the latest forward left for a text, as it is needed after the next one's beginning."""
-        text.hidden = hidden if len(self.lanes) == 1 else hidden.copy()
+        """What the latest forward left for a text, as its head needs it after others' forwards."""
+        text.hidden = hidden.copy() if text.lane.head and len(self.lanes) > 1 else hidden
         text.places, text.useful = places, self._useful
         text.row_misses = [self.transformer.row_misses[place] for place in places]
 
@@ -380,5 +397,4 @@ def _goes_on(request: _Request) -> bool:
         request.text.check()
     except BadRequest as error:
         request.error = error
-        return False
-    return True
+    return request.error is None

@@ -73,7 +73,9 @@ def _scratch_bytes(opened: Opened, rows: int, drafts: int, texts: int) -> int:
         layout = opened.records.record_layout_of(config.layers)
         formats = {mtp_format(name) for name in opened.dense_formats}
         working += mtp_scratch_bytes(config, max(rows, WAITING_ROWS), layout, formats)
-        working += 4 * WAITING_ROWS * config.hidden  # states that wait
+        # of each text: states that wait for the head, and those of its latest forward
+        waiting = WAITING_ROWS + (rows if texts > 1 else 0)
+        working += 4 * texts * waiting * config.hidden
     return opened.records.scratch_bytes + working + OTHER_BYTES
 
 

@@ -19,10 +19,15 @@ class Turns:
         self._owner: int | None = None  # the thread that has it, and how often it took it
         self._taken = 0
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether the thread that asks has it."""
+        return self._owner == threading.get_ident()
+
     def __enter__(self) -> None:
         me, thread = object(), threading.get_ident()
         with self._changed:
-            if self._owner == thread:
+            if self.is_mine:
                 self._taken += 1
                 return
             self._line.append(me)

@@ -81,6 +81,11 @@ class Constraint:
         return self._tier.step(state, token)
 
     @property
+    def gave_up(self) -> bool:
+        """Whether it has raised DeadEnd: it can be followed no more, not by another text either."""
+        return self._tier.gave_up
+
+    @property
     def nbytes(self) -> int:
         """About what is remembered."""
         return self._tier.nbytes + len(self._joined) * self.vocabulary.ending.nbytes

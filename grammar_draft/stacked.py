@@ -166,6 +166,11 @@ class Stacked:
         return self._automaton.forced(state.stacks, limit)
 
     @property
+    def gave_up(self) -> bool:
+        """Whether some text was too ambiguous: from then on it follows none."""
+        return self._automaton.gave_up > 0
+
+    @property
     def nbytes(self) -> int:
         """About what is remembered."""
         rows = self._tops.rows.nbytes
@@ -237,7 +242,7 @@ class Stacked:
         self._kept = 0
 
     def _refuse_too_much(self) -> None:
-        if self._automaton.gave_up:
+        if self.gave_up:
             name = self._automaton.name
             raise DeadEnd(f"the grammar {name} is too ambiguous to be followed further")
 

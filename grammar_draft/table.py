@@ -34,10 +34,11 @@ U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
 
 GO, RETURN, SWITCH, ACCEPT, COUNT, LOAD = range(6)
+NO_ACTION = 255
 SHIFT = 13
 STATE = (1 << SHIFT) - 1
-POPPED = (1 << 18) - 1  # as what a number is set to: the number of what was popped last
-MAX_NUMBER = POPPED - 1
+# as what a number is set to: the number of what was popped last; MAX_TIMES of `rules` is below it
+POPPED = (1 << 18) - 1
 END_OF_TEXT = 1 << 256  # as a set of bytes
 
 
@@ -85,8 +86,8 @@ class Table:
 
     classes: U8  # (256,): bytes that every state treats alike are one class
     act: I32  # (states, classes + 1): last the end of the text
-    kind: U8  # (actions,): GO, RETURN, SWITCH, ACCEPT, COUNT or LOAD
-    number: I32  # (actions,): the state to go to (what its number is set to beside it), or how many
+    kind: U8  # (actions + 1,): GO, RETURN, SWITCH, ACCEPT, COUNT or LOAD; last NO_ACTION
+    number: I32  # likewise: the state to go to (what its number is set to beside it), or how many
     #              symbols are popped
     at: I32  # (actions + 1,): where its part of `listed` begins
     listed: I32  # symbols that are pushed, deepest first (what their numbers are set to beside

@@ -51,6 +51,8 @@ class State:
 class Tabled:
     """A table walked by the tokens of a vocabulary."""
 
+    gave_up = False  # it is never too ambiguous
+
     def __init__(self, table: Table, vocabulary: Vocabulary):
         self.table = table
         self._texts = vocabulary.plain

@@ -29,6 +29,7 @@ from diskmoe.grammar_draft.table import (
     COUNT,
     GO,
     LOAD,
+    NO_ACTION,
     RETURN,
     STATE,
     SWITCH,
@@ -215,6 +216,8 @@ def _checked(arrays: dict[str, Any], start: Any) -> Table:
     act, kind, at = arrays["act"], arrays["kind"], arrays["at"]
     if act.ndim != 2 or act.shape[0] < 2 or act.shape[1] < 2 or kind.ndim != 1 or at.ndim != 1:
         raise ValueError("it has no states")
+    if not len(kind) or kind[-1] != NO_ACTION:
+        raise ValueError("it has no end of its actions")
     states, actions = len(act), len(kind) - 1
     lists = len(arrays["listed"])
     shapes = {

@@ -149,8 +149,9 @@ class FeedForward:
         routed, top_k = self._routed[n], self._config.top_k
         if self.choose is not None:
             self.choose(layer, routed.ids, routed.shares)
-        if self.record is not None:
-            self.record(layer, routed.ids, PROMPT if prompt else DECODE)
+        record = self.record  # another thread may take it away between two looks
+        if record is not None:
+            record(layer, routed.ids, PROMPT if prompt else DECODE)
         if self._ahead is not None and not prompt:
             self._look_ahead(self._ahead, layer, routed.ids)
         union = routed.union

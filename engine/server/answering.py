@@ -5,7 +5,6 @@ The rule kept here: whoever leaves is told to the desk at once, and nobody is wa
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,8 +12,8 @@ from starlette.requests import Request
 
 from diskmoe.engine.server.desk import Ended, Event, Failed, Job, Piece, Reading
 from diskmoe.engine.server.events import DONE, comment, event
+from diskmoe.engine.server.leaving import unless_left
 from diskmoe.engine.server.mailbox import Mailbox
-from diskmoe.engine.server.refusals import Refusal
 from diskmoe.engine.writer import Writer
 
 ALIVE_SECONDS = 5.0  # between two signs of life of a stream that has nothing to say
@@ -56,28 +55,19 @@ async def whole(
     request: Request, job: Job, events: Mailbox[Event], writer: Writer
 ) -> dict[str, Any]:
     """The answer at once, unless the client leaves before."""
-    leaving = asyncio.create_task(_left(request))
     try:
-        while True:
-            coming = asyncio.create_task(events.take())
-            await asyncio.wait([coming, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if not coming.done():
-                coming.cancel()
-                raise Refusal(499, "the client has left")
-            for found in coming.result():
-                if isinstance(found, Piece):
-                    writer.add(found.part, found.logprobs)
-                elif isinstance(found, Failed):
-                    raise found.refusal
-                elif isinstance(found, Ended):
-                    return writer.whole(found.stats, found.logprobs)
-            await events.rest(REST_SECONDS)
+        return await unless_left(request, _gathered(events, writer))
     finally:
-        leaving.cancel()
         job.cancel()
 
 
-async def _left(request: Request) -> None:
-    """Comes back when the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _gathered(events: Mailbox[Event], writer: Writer) -> dict[str, Any]:
+    while True:
+        for found in await events.take():
+            if isinstance(found, Piece):
+                writer.add(found.part, found.logprobs)
+            elif isinstance(found, Failed):
+                raise found.refusal
+            elif isinstance(found, Ended):
+                return writer.whole(found.stats, found.logprobs)
+        await events.rest(REST_SECONDS)

@@ -30,6 +30,7 @@ from diskmoe.engine.server.refusals import Refusal, refusal_of
 from diskmoe.engine.stats import RunStats
 from diskmoe.engine.text.thinking import Thinking
 from diskmoe.engine.tools.parts import Part
+from diskmoe.grammar_draft.patience import patient
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,8 @@ class Desk:
                 raise job.refusal
             job.check()
             assert job.asked is not None
-            answer = self._begin(job, job.asked)
+            with patient(job.check):  # its grammar was ready, and may have had to make room
+                answer = self._begin(job, job.asked)
             stats = job.stats = answer.run.stats
             answer.run.end_when(lambda: job.reason)
             for part in answer:

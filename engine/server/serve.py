@@ -51,6 +51,9 @@ def serve(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
         DiskMoeError: whatever makes it impossible, before a request is taken.
     """
     say_notes(values, notes, say)
+    key = values["API_KEY"].value
+    if key is not None and not key.strip():
+        raise BadRequest("API_KEY is empty: give a key, or leave it out")
     unused = [
         name
         for name in OF_REQUESTS
@@ -77,8 +80,6 @@ def serve(values: Mapping[str, Value], notes: list[str], say: Say) -> int:
 
 def _serve(model: Model, listener: socket.socket, values: Mapping[str, Value], say: Say) -> int:
     host, key = values["HOST"].value, values["API_KEY"].value
-    if key is not None and not key.strip():
-        raise BadRequest("API_KEY is empty: give a key, or leave it out")
     desk = Desk(
         model, values["QUEUE"].value, values["REQUEST_SECONDS"].value, say, values["DEBUG"].value
     )

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -129,6 +130,24 @@ def test_union_counts_what_is_read_once_for_all(work: Work) -> None:
 def test_gap_is_of_the_time_in_which_the_prompt_is_read(work: Work) -> None:
     gaps, ttft = serve_parts.gap(work, silent)
     assert len(gaps.pairs) == len(ttft.pairs) == 2 and gaps.notes == ["a prompt of 120 tokens"]
+
+
+def test_gap_is_left_out_where_streams_have_no_pieces(work: Work) -> None:
+    said: list[str] = []
+    assert serve._measured(replace(work, prompt=[1, 2]), ["gap"], said.append) == []
+    assert "gap is left out" in said[0]
+
+
+def test_a_client_that_is_refused_beside_another_ends_the_benchmark(
+    work: Work, server: Server
+) -> None:
+    good, bad = work.body("abc", 2), {"prompt": "abc", "max_tokens": 0}
+    for ask in (
+        lambda: serve_parts._beside(server, bad, good),
+        lambda: serve_parts._at_once(server, [good, bad]),
+    ):
+        with pytest.raises(RunFailed, match="max_tokens"):
+            ask()
 
 
 def test_no_prompt_of_ids_begins_like_another(work: Work) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 from random_schemas import fits, random_schema
@@ -19,6 +20,7 @@ from diskmoe.grammar_draft.errors import DeadEnd
 from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.grammar_draft.languages import from_schema
 from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.grammar_draft.vocabulary import Vocabulary
 
 END = 260  # <|end|>
 
@@ -180,3 +182,17 @@ def test_constraints_in_use_are_no_trouble_to_those_that_are_forgotten(
         monkeypatch.setattr(constraining, "KEPT_BYTES", 0)
         assert "".join(answer(model, "no")) == "no"
         assert next(pieces) == "b"
+
+
+def test_a_text_that_was_too_ambiguous_leaves_nothing_to_the_next_of_its_grammar():
+    many = "(((x{0,99}){0,99}){0,99})"
+    grammar = parse(f'root ::= "ok" | <[0]> | {many}\nx ::= "a"')
+    vocabulary = Vocabulary([b"a", b"ok", b"aa"], {}, ())
+    constraints = constraining.Constraints(cast(Any, None), print)
+    for _ in range(2):
+        constraint, give_back = constraints._constraint(grammar, vocabulary)
+        behind = constraint.walk(constraint.start, b"ok")
+        assert behind is not None and constraint.may_end(behind)
+        with pytest.raises(DeadEnd, match="too ambiguous"):
+            constraint.walk(constraint.start, b"a" * 50)
+        give_back()

@@ -309,6 +309,21 @@ def test_memory_for_each_text_is_planned(tmp_path: Path) -> None:
         Options(parallel=2, trace=tmp_path / "trace.csv")
 
 
+def test_states_are_kept_for_heads_alone_and_planned(path: Path) -> None:
+    planned = []
+    for texts in (1, 2):
+        with Model.load(path, options(parallel=texts)) as model:
+            request = model.memory.request
+            planned.append(request.scratch_bytes)
+            text, _ = model._lanes.begin([1, 2, 3])
+            text.forward([1, 2], "none")
+            has_head = text.lane.head is not None
+            assert text.hidden.flags.owndata == (has_head and texts == 2)
+    if has_head:
+        assert request.prompt_rows is not None
+        assert planned[1] - planned[0] > 2 * 4 * request.prompt_rows * model.config.hidden
+
+
 def test_turns_are_given_in_the_order_asked_for() -> None:
     turns, order = Turns(), []
 
@@ -342,3 +357,4 @@ def test_the_phases_of_all_texts_are_what_the_store_was_asked_for(path: Path) ->
         assert decode.rows == sum(run.stats.decode.rows for run in runs)
         assert decode.forwards <= sum(run.stats.decode.forwards for run in runs)
         assert 0 < decode.forward_seconds <= decode.seconds
+        assert 0 < prefill.forward_seconds <= prefill.seconds

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Event, Thread
 
@@ -15,6 +16,7 @@ from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.grammar_draft.library import load
 from diskmoe.grammar_draft.patience import patient
 from diskmoe.grammar_draft.rules import Grammar
+from diskmoe.grammar_draft.table import COUNT
 from diskmoe.grammar_draft.tables import Tables, packed, unpacked
 
 
@@ -108,6 +110,26 @@ def test_no_file_makes_compiled_functions_look_where_they_may_not():
             unpacked(data, name)
     with pytest.raises(ValueError, match="another version or grammar"):
         unpacked(packed(right, "0" * 32), name)
+
+
+def test_a_file_without_the_end_of_its_actions_is_refused():
+    grammar = parse('root ::= [a-z]{0,300} "x"')
+    table, how = table_for(grammar)
+    assert table is not None and table.counts
+    more = replace(table, kind=np.append(table.kind[:-1], COUNT).astype(np.uint8))
+    none = np.zeros(0, np.int32)
+    empty = replace(
+        table,
+        act=np.zeros((2, 2), np.int32),
+        classes=np.zeros(256, np.uint8),
+        kind=none.astype(np.uint8),
+        live=np.zeros(2, np.uint8),
+        **dict.fromkeys(("number", "at", "listed", "found"), none),
+        start=0,
+    )
+    for wrong in (more, empty):
+        with pytest.raises(ValueError, match="no end of its actions"):
+            unpacked(packed((wrong, how), digest(grammar)), digest(grammar))
 
 
 HEAVY = 'root ::= root "+" root | root "*" root | "(" root ")" | [a-z]+ | ""'

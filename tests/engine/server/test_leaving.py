@@ -161,6 +161,29 @@ class Endless:
         model.make_ready = endless  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_a_grammar_that_is_made_again_for_its_run_is_given_up_with_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was ready when a request came may have made room for others until it began."""
+    begun = threading.Event()
+
+    def long(*args: Any, **how: Any) -> None:
+        begun.set()
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            time.sleep(0.001)
+            breathe()
+        pytest.fail("nobody was asked whether it is still wanted")
+
+    monkeypatch.setattr(desk.model, "generate", long)
+    before = desk.totals.cancelled
+    with serving(desk) as (_, address):
+        with connected(address, posted(ASK)):
+            assert begun.wait(20)
+        until(lambda: desk.running == 0)
+    assert desk.totals.cancelled == before + 1
+
+
 def test_grammars_hold_up_nobody_and_who_leaves_within_one_makes_room_at_once(
     gated: tuple[Desk, str, Gate],
 ) -> None:

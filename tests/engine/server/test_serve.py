@@ -12,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from diskmoe.engine.cli import main
+
 
 @contextmanager
 def serving(path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
@@ -73,3 +75,10 @@ def test_an_address_that_is_taken_or_none_is_one_line(model_path: Path) -> None:
 def test_settings_of_requests_are_named_as_without_effect(model_path: Path, flag: str) -> None:
     with serving(model_path, "--parallel", "3", flag, "5") as (_, _, said):
         assert any(flag[2:].upper() in line and "each request says it" in line for line in said)
+
+
+def test_a_key_that_is_empty_is_refused_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "/no/such/model", "--api-key", " "]) == 2
+    assert capsys.readouterr().err.startswith("error: API_KEY is empty")
