@@ -43,7 +43,7 @@ COMMANDS: Mapping[str, str] = {
     "/quit": "leave; so does Ctrl-D",
 }
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
-_LIMIT = 2048  # tokens of an answer, where NGEN does not say it
+ANSWER_TOKENS = 2048  # tokens of an answer, where NGEN does not say it
 _PROGRESS_TOKENS = 200  # of a prompt's new part, from which on its progress is told
 
 
@@ -208,7 +208,7 @@ def chat(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) ->
 
         how = {
             "sampling": sampling,
-            "limit": _LIMIT if values["NGEN"].source == "default" else values["NGEN"].value,
+            "limit": ANSWER_TOKENS if values["NGEN"].source == "default" else values["NGEN"].value,
             "stop": stop_strings(values),
             "ignore_eos": values["IGNORE_EOS"].value,
             "on_prefill": _long_prompts(say),

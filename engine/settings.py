@@ -59,7 +59,14 @@ SETTINGS: tuple[Setting, ...] = (
         "auto|1|0",
         "what",
     ),
-    Setting("NGEN", integer(1, 1_000_000), 256, "most tokens to generate", "N", "what"),
+    Setting(
+        "NGEN",
+        integer(1, 1_000_000),
+        256,
+        "most tokens to generate; without it an answer of chat has up to 2048",
+        "N",
+        "what",
+    ),
     Setting("IGNORE_EOS", switch, False, "go on after the model's stop tokens", "", "what"),
     Setting("STOP", any_text, None, "stop before this text (\\n is a newline)", "TEXT", "what"),
     Setting(
