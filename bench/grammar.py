@@ -22,10 +22,10 @@ USAGE = """\
 usage: diskmoe bench grammar [options]
 
 Follows the same documents (JSON, a fixed schema, arithmetic) with diskmoe and, where they are
-installed, XGrammar and llguidance, in turn and on one thread (pip install 'diskmoe[bench]' has both,
-and the vocabulary). Of every token the mask before it, its acceptance and a copy of the state are measured, in
-the first pass ("first": nothing is known of grammar or document) and as the least of all passes
-("warm"). A grammar is compiled anew ("new") and where each program may keep what it has compiled
+installed, XGrammar and llguidance, in turn and on one thread (pip install xgrammar llguidance; XGrammar
+brings PyTorch along, some gigabytes). Of every token the mask before it, its acceptance and a copy of the
+state are measured, in the first pass ("first": nothing is known of grammar or document) and as the least
+of all passes ("warm"). A grammar is compiled anew ("new") and where each program may keep what it has compiled
 ("again"). Microseconds, milliseconds for compilation: median / 99 of 100 are below.
 
   --vocabulary FILE  a .tiktoken file; default: the 151,643 tokens of Qwen's that are in

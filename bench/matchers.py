@@ -177,5 +177,5 @@ def peers(vocabulary: Vocabulary, say: Say) -> dict[str, Maker]:
         )
     for name in ("xgrammar", "llguidance"):
         if not util.find_spec(name):
-            say(f"{name} is not installed and left out: pip install 'diskmoe[bench]' has it")
+            say(f"{name} is not installed and left out: pip install {name}")
     return found

@@ -19,7 +19,7 @@ def read_vocabulary(place: str | None) -> Vocabulary:
         if found is None or not found.submodule_search_locations:
             raise BadRequest(
                 "bench grammar needs a vocabulary: --vocabulary FILE, or Qwen's from the package "
-                "dashscope, which is not installed: pip install 'diskmoe[bench]'"
+                "dashscope, which is not installed: pip install dashscope"
             )
         place = str(Path(found.submodule_search_locations[0]) / "resources" / "qwen.tiktoken")
     try:

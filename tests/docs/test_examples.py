@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from manual_text import ROOT, blocks_of, pages
 from tiny_server import CONTEXT, listen, write_model
-from tokenizers import Tokenizer
 
 from diskmoe.engine import Model
 from diskmoe.engine.server.app import Rules, Server
@@ -21,11 +20,8 @@ SERVED = "http://127.0.0.1:8080"
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("manual")
     (folder / "models").mkdir()
-    path = write_model(folder / "models" / "qwen3-q4")
-    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-    tokenizer.add_special_tokens(["<think>", "</think>"])
-    tokenizer.save(str(path / "tokenizer.json"))
-    return path
+    # like the demo model it has no thinking blocks
+    return write_model(folder / "models" / "qwen3-q4")
 
 
 @pytest.fixture(scope="module")
