@@ -17,6 +17,7 @@ from diskmoe.compiled.functions import kernel
 from diskmoe.grammar_draft.automaton import Automaton, Tail
 from diskmoe.grammar_draft.automaton import State as Stacks
 from diskmoe.grammar_draft.errors import DeadEnd
+from diskmoe.grammar_draft.patience import breathe
 from diskmoe.grammar_draft.trie import I32, OTHERS, WHOLE, Words
 from diskmoe.grammar_draft.utf8 import CHARACTERS
 from diskmoe.grammar_draft.vocabulary import Vocabulary
@@ -25,6 +26,7 @@ MAX_KEPT = 30_000  # states, tokens whose states are remembered, kilobytes of ma
 MAX_PARTS_BYTES = 16 << 20
 STATE_BYTES = 1000  # of a state that is remembered, about
 MAX_TOPS = 8192  # states with rows, 1 KiB each
+MAX_WAYS = 4000  # to be complete behind the tops of one stack; they may double with each byte
 _FIRST = 64  # rows to begin with
 _UNKNOWN = -2  # in a row's first place: not worked out yet
 _ASKED = -3  # ... and about to be
@@ -77,19 +79,27 @@ class Tops:
         return known
 
     def work_out(self, numbers: Iterable[int]) -> None:
-        """Fills in rows."""
-        for number in numbers:
-            state = self._states[number]
-            row = np.full(256, -1, np.int32)
-            loops = 0
-            for byte in (b for b in range(256) if state.allowed >> b & 1):
-                after = self._automaton.advance(state, byte)
-                if after is not None:
-                    row[byte] = self.number(after)
-                    loops |= (after is state) << byte
-            self.rows[number] = row
-            self.loops[number] = loops & (1 << 64) - 1, loops >> 64 & (1 << 64) - 1
-            self.whole[number] = bool(loops & (1 << 128) - 1) and self._is_whole(state)
+        """Fills in rows; what `breathe` raises leaves them unknown."""
+        try:
+            for number in numbers:
+                breathe()
+                self._work_out(number)
+        finally:
+            left = self.rows[:, 0] == _ASKED
+            self.rows[left, 0] = _UNKNOWN
+
+    def _work_out(self, number: int) -> None:
+        state = self._states[number]
+        row = np.full(256, -1, np.int32)
+        loops = 0
+        for byte in (b for b in range(256) if state.allowed >> b & 1):
+            after = self._automaton.advance(state, byte)
+            if after is not None:
+                row[byte] = self.number(after)
+                loops |= (after is state) << byte
+        self.rows[number] = row
+        self.loops[number] = loops & (1 << 64) - 1, loops >> 64 & (1 << 64) - 1
+        self.whole[number] = bool(loops & (1 << 128) - 1) and self._is_whole(state)
 
     def _is_whole(self, state: Stacks) -> bool:
         """Whether every character that is not ASCII leads back."""
@@ -204,6 +214,10 @@ class Stacked:
         for below, nodes in queue:  # grows; places are deeper in the trie each time
             if not len(nodes) or not below.frames:
                 continue
+            breathe()
+            if len(queue) > MAX_WAYS:
+                self._automaton.gave_up += 1
+                self._refuse_too_much()
             if below not in self._below:
                 self._below[below] = self._automaton.below(below)
             state = self._below[below]

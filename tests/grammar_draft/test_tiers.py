@@ -10,10 +10,10 @@ import naive_grammar
 import numpy as np
 import pytest
 
-from diskmoe.grammar_draft import stacked
+from diskmoe.grammar_draft import patience, stacked
 from diskmoe.grammar_draft.automaton import Automaton
 from diskmoe.grammar_draft.compiled_table import table_for
-from diskmoe.grammar_draft.errors import BadGrammar
+from diskmoe.grammar_draft.errors import BadGrammar, DeadEnd
 from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.grammar_draft.graph import Graph
 from diskmoe.grammar_draft.library import load
@@ -282,3 +282,38 @@ def test_calls_that_may_end_anywhere_note_each_place_of_the_vocabulary_once(
         assert after is not None
         state = after
     assert 0 < most <= len(vocabulary.trie.byte)
+
+
+def test_ways_that_double_with_each_byte_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, calls = stacked.spread, 0
+
+    def counted(*arrays: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        assert calls < 1000
+        return kernel(*arrays)
+
+    monkeypatch.setattr(stacked, "spread", counted)
+    monkeypatch.setattr(stacked, "MAX_WAYS", 400)
+    texts = [b"a" * length for length in range(1, 17)]
+    rules = 'root ::= x\nx ::= ("a" x "a"){0,8} | y x* y\ny ::= "a" x? | ("a" y? "a"?){1,3}'
+    tier = Stacked(Automaton(parse(rules)), Vocabulary(texts, {}, ()))
+    with pytest.raises(DeadEnd, match="too ambiguous"):
+        tier.words(tier.start)
+    assert tier.gave_up
+
+
+def test_rows_that_were_not_worked_out_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Enough(Exception):
+        """Nobody wants it any more."""
+
+    def check() -> None:
+        raise Enough
+
+    texts = [bytes([byte]) for byte in range(97, 123)] + [b"ab"]
+    vocabulary = Vocabulary(texts, {}, ())
+    tier = Stacked(Automaton(parse('root ::= x x\nx ::= "a" | "b" x "c"')), vocabulary)
+    monkeypatch.setattr(patience, "SLICE_SECONDS", 0.0)
+    with patience.patient(check), pytest.raises(Enough):
+        tier.words(tier.start)
+    assert int(tier.words(tier.start)[0]) == 0b11 | 1 << 26
