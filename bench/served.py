@@ -65,7 +65,11 @@ class Answer:
 
     @property
     def tok_per_s(self) -> float:
-        """Tokens after the first / seconds from it to the last."""
+        """Tokens after the first / seconds from it to the last. RunFailed where all came at once."""
+        if self.last == self.first:
+            raise RunFailed(
+                f"an answer's {self.tokens} tokens came at once: ask for more (--tokens)"
+            )
         return (self.tokens - 1) / (self.last - self.first)
 
     @property

@@ -13,11 +13,12 @@ from typing import Any
 
 from diskmoe.engine.chat_file import load_chat, save_chat
 from diskmoe.engine.conversation import Conversation, Turn
-from diskmoe.engine.errors import BadGrammar, BadModel, DiskMoeError
+from diskmoe.engine.errors import BadGrammar, BadModel, BadRequest, DiskMoeError
 from diskmoe.engine.opening import opening, say_notes
 from diskmoe.engine.places import as_path, state_dir
 from diskmoe.engine.report import report_lines
 from diskmoe.engine.run import (
+    MOST_TEXT,
     form_from,
     prefill_progress,
     sampling_from,
@@ -232,12 +233,18 @@ def _long_prompts(say: Say) -> Callable[[int, int], None]:
 
 
 def _line_of_stdin() -> str | None:
-    """The next line; one that ends in a backslash goes on in the next."""
+    """The next line; one that ends in a backslash goes on in the next. BadRequest: it has no end."""
+    if sys.stdin is None:  # closed by the caller
+        return None
     lines: list[str] = []
+    left = MOST_TEXT
     while True:
         if sys.stdin.isatty():
             print("... " if lines else "> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        line = sys.stdin.readline(left)
+        left -= len(line)
+        if not left:
+            raise BadRequest(f"a line of stdin is longer than {MOST_TEXT} characters")
         if not line:
             return "\n".join(lines) if lines else None
         lines.append(line.rstrip("\r\n"))

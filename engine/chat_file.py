@@ -20,16 +20,21 @@ def save_chat(path: Path, fingerprint: str, messages: Sequence[dict[str, str]]) 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, [json.dumps(content, ensure_ascii=False, indent=1).encode()])
-    except OSError as error:
-        raise BadRequest(f"{path} cannot be written: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # a zero byte in a name is a ValueError
+        why = getattr(error, "strerror", None) or error
+        raise BadRequest(f"{path} cannot be written: {why}") from None
 
 
 def load_chat(path: Path, fingerprint: str) -> list[dict[str, Any]]:
     """The messages of a file. Raises BadRequest: no such file, damaged, or of another model."""
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if path.exists() and not path.is_file():  # a pipe or a device may have no end
+            raise BadRequest(f"{path} is no saved chat: it is no ordinary file")
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
             raise BadRequest(f"{path} is larger than {MOST_BYTES >> 20} MiB: it is no saved chat")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(raw.decode())
     except OSError as error:
         raise BadRequest(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):

@@ -21,8 +21,9 @@ from diskmoe.engine.arguments import (
     wants_traceback,
 )
 from diskmoe.engine.commands import COMMANDS
-from diskmoe.engine.errors import BadGrammar, DiskMoeError
+from diskmoe.engine.errors import BadGrammar, BadRequest, DiskMoeError
 from diskmoe.engine.help import of_command, overview
+from diskmoe.engine.setting_values import did_you_mean
 
 # what is wrong with a path that the user gave, not with the machine
 _PATH_ERRNOS = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -40,8 +41,12 @@ class _Out:
             pass
 
     def text(self, piece: str) -> None:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        except OSError as error:
+            error.filename = "stdout"
+            raise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,6 +97,9 @@ def _speak_utf8() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="replace")
+    reconfigure = getattr(sys.stdin, "reconfigure", None)
+    if reconfigure is not None:  # what is no UTF-8 is refused where it is used, in a line of ours
+        reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def _dispatch(words: list[str], env: Mapping[str, str], out: _Out) -> int:
@@ -102,10 +110,14 @@ def _dispatch(words: list[str], env: Mapping[str, str], out: _Out) -> int:
         other = other_commands().get(words[0])
         if other is not None:
             return loaded_command(other)(words[1:], env, out.say)
-    if words[:1] == ["help"] and len(words) > 1:
-        return _dispatch([words[1], "--help"], env, out)
+    if words[:1] == ["help"] and words[1:] not in ([], ["--help"], ["-h"], ["help"]):
+        known = [*COMMANDS, *other_commands()]
+        if words[1] not in known:
+            hint = did_you_mean(words[1], known)
+            raise BadRequest(f"there is no command {words[1][:40]!r}{hint}; see diskmoe help")
+        return _dispatch([*words[1:], "--help"], env, out)
     ours = words[: words.index("--")] if "--" in words else words
-    if any(word in ("--help", "-h") for word in ours) or words == ["help"]:
+    if any(word in ("--help", "-h") for word in ours) or words[:1] == ["help"]:
         print(of_command(words[0]) if words[0] in COMMANDS else overview())
         return 0
     command = words[0] if words and words[0] in COMMANDS else "run"

@@ -23,6 +23,8 @@ _SAMPLING_NAMES = (
     ("MIN_P", "min_p"),
 )
 
+MOST_TEXT = 64 << 20  # bytes of a prompt on stdin; a pipe may have no end
+
 
 def run(values: Mapping[str, Value], notes: list[str], say: Say, write: Say) -> int:
     """One prompt, one answer. Returns the exit code.
@@ -197,7 +199,9 @@ def _prompt(values: Mapping[str, Value]) -> str | tuple[int, ...]:
         raise BadRequest(
             'no prompt: diskmoe "your question", PROMPT="..." or text on stdin; see diskmoe --help'
         )
-    raw = sys.stdin.buffer.read()
+    raw = sys.stdin.buffer.read(MOST_TEXT + 1)
+    if len(raw) > MOST_TEXT:
+        raise BadRequest(f"stdin has more than {MOST_TEXT} bytes: no prompt is as long")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -73,6 +73,13 @@ def any_text(text: str) -> str:
     return text
 
 
+def some_text(text: str) -> str:
+    """What an unset variable of a shell leaves is refused, not taken for nothing that was said."""
+    if not text.strip():
+        raise ValueError("something, or left out")
+    return text
+
+
 def bits(text: str) -> int:
     if text in ("4", "8", "16", "32"):
         return int(text)

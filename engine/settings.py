@@ -17,6 +17,7 @@ from diskmoe.engine.setting_values import (
     choice,
     integer,
     number,
+    some_text,
     speed,
     switch,
     token_ids,
@@ -46,7 +47,7 @@ class Setting:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("MODEL", any_text, None, "model directory; without it the demo model", "DIR", "what"),
+    Setting("MODEL", some_text, None, "model directory; without it the demo model", "DIR", "what"),
     Setting("PROMPT", any_text, None, "the prompt; else the argument, else stdin", "TEXT", "what"),
     Setting("PROMPT_IDS", token_ids, None, "the prompt as token ids: 1,2,3", "IDS", "what"),
     Setting("SYSTEM", any_text, None, "system message of a chat", "TEXT", "what", bare=False),
@@ -78,7 +79,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "GRAMMAR_CACHE",
-        any_text,
+        some_text,
         None,
         "keep the automata of grammars that constrain in DIR for later runs",
         "DIR",
@@ -194,7 +195,7 @@ SETTINGS: tuple[Setting, ...] = (
         "speed",
     ),
     Setting(
-        "TRACE", any_text, None, "write which experts each token chose to FILE", "FILE", "output"
+        "TRACE", some_text, None, "write which experts each token chose to FILE", "FILE", "output"
     ),
     Setting(
         "DRAFT",
@@ -215,7 +216,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "CORPUS",
-        any_text,
+        some_text,
         None,
         "draft from texts on disk, made by diskmoe corpus for this model",
         "DIR",
@@ -223,7 +224,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "DRAFT_MODEL",
-        any_text,
+        some_text,
         None,
         "draft with a small model of the same vocabulary, kept in memory",
         "DIR",
@@ -239,7 +240,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "GRAMMAR",
-        any_text,
+        some_text,
         None,
         "draft what a grammar expects (GBNF, or the name of one of ours); by itself never changes "
         "the text",
@@ -247,7 +248,7 @@ SETTINGS: tuple[Setting, ...] = (
         "drafts",
     ),
     Setting(
-        "SCHEMA", any_text, None, "the same from a JSON Schema: a file, or {...}", "FILE", "drafts"
+        "SCHEMA", some_text, None, "the same from a JSON Schema: a file, or {...}", "FILE", "drafts"
     ),
     Setting(
         "SCHEMA_BLANKS",
@@ -274,12 +275,18 @@ SETTINGS: tuple[Setting, ...] = (
         "drafts",
     ),
     Setting("GUARD", switch, True, "switch drafts off that are mostly wrong", "0|1", "drafts"),
-    Setting("HOST", any_text, "127.0.0.1", "address to listen at", "ADDR", "serve", bare=False),
+    Setting("HOST", some_text, "127.0.0.1", "address to listen at", "ADDR", "serve", bare=False),
     Setting(
         "PORT", integer(0, 65535), 8080, "its port; 0 any that is free", "N", "serve", bare=False
     ),
     Setting(
-        "API_KEY", any_text, None, "what clients must send as their key", "KEY", "serve", bare=False
+        "API_KEY",
+        some_text,
+        None,
+        "what clients must send as their key",
+        "KEY",
+        "serve",
+        bare=False,
     ),
     Setting("PARALLEL", integer(1, 64), None, "texts at once; else 2", "N", "serve", bare=False),
     Setting("QUEUE", integer(0, 100_000), 16, "requests that may wait", "N", "serve", bare=False),

@@ -92,6 +92,16 @@ class Masks:
         return after
 
     @property
+    def full(self) -> bool:
+        """Whether it is time to forget."""
+        return self._count > self._most
+
+    def clear(self) -> None:
+        """Forgets all; parts that are held stay good."""
+        self._tops.clear()
+        self._count = 0
+
+    @property
     def nbytes(self) -> int:
         """About what is remembered."""
         return self._count * self._trie.sets.spelled.nbytes
@@ -102,9 +112,6 @@ class Masks:
 
     def _made(self, state: int, symbol: int, pops: I32, words: Words) -> Part:
         self._count += 1
-        if self._count > self._most:  # those in use stay good
-            self._count = 0
-            self._tops.clear()
         left = np.empty((len(self._trie.byte), 4), np.int32)  # pages that are not used cost nothing
         scratch = (left, self._stack, self._levels)
         found = walk(*self._arrays, state, symbol, pops, self._origins, words, *scratch)

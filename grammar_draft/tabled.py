@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from diskmoe.grammar_draft.loops import FOREVER, REFUSED
 from diskmoe.grammar_draft.masks import Masks
 from diskmoe.grammar_draft.table import (
@@ -58,7 +60,10 @@ class Tabled:
         self._texts = vocabulary.plain
         self._masks = Masks(table, vocabulary.trie)
         self._classes: list[int] = table.classes.tolist()
-        self._act: list[list[int]] = table.act.tolist()
+        low = int(table.act.min())
+        # one object per number, not one per place
+        numbers = np.arange(low, len(table.act)).astype(object)
+        self._act: list[list[int]] = numbers[table.act - low].tolist()
         # (kind, state to go to or how many are popped, symbols to push or actions that may be next,
         # what a symbol leads to)
         self._actions: list[tuple[int, int, list[int], dict[int, int]]] = []
@@ -180,6 +185,9 @@ class Tabled:
 
     def words(self, state: State) -> Words:
         """The tokens that may come next by their bytes."""
+        if self._masks.full:
+            self._masks.clear()
+            self._forget()  # states hold masks as well
         part, below = self._masks.top(state.symbol), state.below
         while len(part.pops) and below is not None:
             part = self._masks.behind(part, below.symbol)
@@ -189,7 +197,8 @@ class Tabled:
     @property
     def nbytes(self) -> int:
         """About what is remembered."""
-        return self._masks.nbytes + self.table.nbytes + self._kept * STATE_BYTES
+        lists = 2 * self.table.act.nbytes
+        return self._masks.nbytes + self.table.nbytes + lists + self._kept * STATE_BYTES
 
     def allowed(self, state: State) -> int:
         """The bytes that may come next, as a 256-bit set."""
@@ -263,7 +272,7 @@ class Tabled:
 
     def _forget(self) -> None:
         """Drops what states remember of each other; states that are held stay good."""
-        for state in self._states:
+        for state in (self._bottom, *self._states):
             state.tokens.clear()
             state.above.clear()
         self._states.clear()

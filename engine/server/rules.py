@@ -31,7 +31,8 @@ class Rules:
         if self.api_key is not None:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             # headers are bytes; they are read as latin-1
-            right = hmac.compare_digest(given.strip().encode("latin-1"), self.api_key.encode())
+            key = self.api_key.strip().encode("utf-8", "surrogateescape")
+            right = hmac.compare_digest(given.strip().encode("latin-1"), key)
             if scheme.lower() != "bearer" or not right:
                 raise Refusal(
                     401,

@@ -1,5 +1,6 @@
 """A conversation: questions, commands, Ctrl-C, and what is kept of it."""
 
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from tiny_server import write_model
 
+from diskmoe.engine import chat as chat_module
 from diskmoe.engine.api import Model, Options, Sampling
 from diskmoe.engine.chat import COMMANDS, Chat
 from diskmoe.engine.chat_file import load_chat, save_chat
@@ -193,3 +195,30 @@ def test_a_model_without_a_template_cannot_chat(tiny: Path) -> None:
     )
     assert done.returncode == 2 and not done.stdout
     assert "has no tokenizer.json: it cannot be chatted with" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a device without an end")
+def test_a_chat_is_not_loaded_from_what_has_no_end(held: Talk) -> None:
+    _, said, _ = held("/load /dev/zero", "/load /nowhere/at/all", "/load .")
+    assert said[0] == "error: /dev/zero is no saved chat: it is no ordinary file"
+    assert said[1].startswith("error: /nowhere/at/all cannot be read")
+    assert said[2] == "error: . is no saved chat: it is no ordinary file"
+
+
+def test_a_name_that_no_file_can_have_is_said_and_the_chat_goes_on(held: Talk) -> None:
+    _, said, talk = held("/save a\0b", "Hello")
+    assert said[0].startswith("error: a\0b cannot be written: embedded null")
+    assert len(talk.messages) == 2
+
+
+def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_module, "MOST_TEXT", 100)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("short\n" + "x\\\n" * 60))
+    assert chat_module._line_of_stdin() == "short"
+    with pytest.raises(BadRequest, match="a line of stdin is longer than 100 characters"):
+        chat_module._line_of_stdin()
+
+
+def test_without_a_stdin_there_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert chat_module._line_of_stdin() is None

@@ -74,6 +74,19 @@ def test_without_a_model_it_is_the_demo_model(
     assert "run 'diskmoe demo-model' once" in capsys.readouterr().err
 
 
+def test_help_of_what_is_no_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "serv"]) == 2
+    caught = capsys.readouterr()
+    assert not caught.out
+    assert caught.err == (
+        "error: there is no command 'serv'; did you mean serve?; see diskmoe help\n"
+    )
+
+
+def test_help_of_one_benchmark_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "help", "bench", "serve") == printed(capsys, "bench", "serve", "--help")
+
+
 def test_the_length_of_a_chats_answer_is_told_beside_its_setting(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -13,6 +13,7 @@ from tiny_codes import with_codes
 from tiny_model import random_tensors, tiny_config, write_checkpoint
 from tiny_text import VOCAB, write_tokenizer
 
+from diskmoe.engine import run as run_module
 from diskmoe.engine.cli import main
 from diskmoe.engine.memory import policy_for
 from diskmoe.engine.options import Options
@@ -379,3 +380,19 @@ def test_a_run_takes_memory_for_its_own_positions_only(converted, capsys) -> Non
     assert contexts == [9 + 6, 200, 256]  # 256 is all the model has
     short, long, _ = got.values()
     assert short["token_ids"] == long["token_ids"] and short["stop_reason"] == "limit"
+
+
+def test_a_prompt_without_an_end_is_refused(tiny, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(run_module, "MOST_TEXT", 100)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x" * 200)))
+    assert main(["--model", str(tiny)]) == 2
+    assert "stdin has more than 100 bytes" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is full")
+def test_a_full_disk_behind_stdout_is_named(tiny: Path) -> None:
+    words = [sys.executable, "-m", "diskmoe.engine", "--model", str(tiny), "--prompt-ids", "1,2"]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "error: No space left on device: stdout"

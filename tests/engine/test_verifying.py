@@ -86,7 +86,6 @@ def test_ctrl_c_is_130_and_leaves_no_thread(
     ("words", "message"),
     [
         (["hf"], "is not a converted model"),
-        ([], "takes one directory, MODEL, and got 0"),
         (["q4", "q4"], "and got 2"),
         (["nowhere"], "nowhere"),
         (["q4", "--temp", "1"], "--temp has no effect on diskmoe verify"),

@@ -1,8 +1,11 @@
 """Which tokens a grammar allows, and where they lead."""
 
+import weakref
+
 import pytest
 from feeding import allowed, fed
 
+from diskmoe.grammar_draft import masks
 from diskmoe.grammar_draft.constraint import Constraint, State
 from diskmoe.grammar_draft.gbnf import parse
 from diskmoe.grammar_draft.vocabulary import Vocabulary
@@ -30,6 +33,12 @@ def after(constraint: Constraint, *tokens: int) -> State:
     state = fed(constraint, *tokens)
     assert state is not None
     return state
+
+
+def after_one(constraint: Constraint, state: State, token: int) -> State:
+    behind = constraint.accept(state, token)
+    assert behind is not None
+    return behind
 
 
 def byte(character: str) -> int:
@@ -105,6 +114,17 @@ def test_old_states_stay_good():
     state = after(constraint, byte("a"))
     constraint.accept(constraint.accept(state, byte("b")), byte("c"))
     assert constraint.accept(state, byte("c")) is after(constraint, byte("b"), byte("c"))
+
+
+def test_masks_of_a_long_text_are_forgotten_with_its_states(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(masks, "MAX_BYTES", 0)  # the least number of them
+    constraint = constraint_of(f'root ::= "{"ab" * 150}"')
+    state, kept = constraint.start, []
+    for number in range(300):
+        kept.append(weakref.ref(constraint.mask(state)))
+        state = after_one(constraint, state, byte("ab"[number % 2]))
+    assert sum(mask() is not None for mask in kept) < 70
+    assert constraint.complete(state)
 
 
 def test_what_is_wanted_is_said_in_words():

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from tiny_server import listen
 
 from diskmoe.engine.server.app import Server
 from diskmoe.engine.server.desk import Desk
+from diskmoe.engine.server.mailbox import Mailbox
 from diskmoe.engine.server.rules import Rules
 
 playwright = pytest.importorskip(
@@ -85,7 +87,16 @@ def opened(browser: Any, address: str, **options: Any) -> Iterator[Watched]:
         watched.context.close()
 
 
-def test_an_answer_streams_and_the_map_follows(browser: Any, address: str) -> None:
+def test_an_answer_streams_and_the_map_follows(
+    browser: Any, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = Mailbox.put
+
+    def put_slowly(mailbox: Mailbox[Any], thing: Any) -> None:
+        time.sleep(0.002)  # a token takes a while, as a large model's does
+        put(mailbox, thing)
+
+    monkeypatch.setattr(Mailbox, "put", put_slowly)
     with opened(browser, address) as watched:
         page = watched.page
         watched.until("$('#summary').textContent.includes('in memory')")
