@@ -219,11 +219,13 @@ def _bars_from_above(axes: Axes) -> None:
 
 
 def _legend(axes: Axes) -> None:
-    """Below the axes, where it hides nothing."""
+    """Below the axes, where it hides nothing, in as many columns as the figure is wide for."""
     handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        columns = min(3, len(labels))
-        axes.figure.legend(handles, labels, loc="outside lower left", ncols=columns)
+    for columns in range(min(3, len(labels)), 0, -1):
+        legend = axes.figure.legend(handles, labels, loc="outside lower left", ncols=columns)
+        if columns == 1 or legend.get_window_extent().width <= axes.figure.bbox.width:
+            break
+        legend.remove()
 
 
 def _finish(axes: Axes, title: str, note: str, x_label: str, y_label: str) -> None:

@@ -161,3 +161,11 @@ def test_pictures_on_one_page_share_no_id() -> None:
 )
 def test_the_same_data_give_the_same_bytes(draw: Callable[[Axes], None]) -> None:
     assert svg_of(draw, "x", "X") == svg_of(draw, "x", "X")
+
+
+def test_a_legend_of_long_names_has_fewer_columns_and_stays_on_the_picture(axes: Axes) -> None:
+    names = ["a: ngram", "a: mtp", "b: grammar", "b: GRAMMAR=fit_compact NGRAM=0 MTP=0: ngram"]
+    draw_acceptance(axes, {name: [(25, 20)] for name in names})
+    (legend,) = axes.figure.legends
+    assert legend.get_window_extent().width <= axes.figure.bbox.width
+    assert [text.get_text() for text in legend.get_texts()] == [f"{n} (25 judged)" for n in names]
