@@ -11,7 +11,7 @@ from diskmoe.engine.model.config import ModelConfig
 from diskmoe.engine.model.forward import scratch_bytes
 from diskmoe.engine.model.kvcache import kv_cache_bytes
 from diskmoe.engine.model.mtp_layer import mtp_scratch_bytes
-from diskmoe.engine.model.programs import PROGRAM_BYTES
+from diskmoe.engine.model.programs import KEPT, PROGRAM_BYTES
 from diskmoe.engine.model.together import decode_scratch_bytes
 from diskmoe.engine.model.weights import dense_bytes, loader_bytes
 from diskmoe.engine.options import Options
@@ -67,7 +67,8 @@ def _scratch_bytes(opened: Opened, rows: int, drafts: int, texts: int) -> int:
     rows, logit_rows = max(rows, together), 11 + together
     formats = opened.dense_formats
     working = scratch_bytes(config, rows, logit_rows, opened.context, layout, formats, 1 + drafts)
-    working += texts * drafts * config.layers * PROGRAM_BYTES
+    # texts that share forwards have rows at many places of them
+    working += (drafts if texts == 1 else KEPT) * config.layers * PROGRAM_BYTES
     working += decode_scratch_bytes(config, together)
     if opened.mtp:
         layout = opened.records.record_layout_of(config.layers)

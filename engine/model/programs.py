@@ -20,7 +20,7 @@ from diskmoe.engine.model.phases import RowBuilder
 from diskmoe.engine.model.roles import DeltaWeights, LayerWeights
 from diskmoe.engine.model.scratch import Floats, Scratch
 
-_KEPT = 64  # runs of rows whose programs are kept: a prompt's, and 1 to 49 with drafts
+KEPT = 64  # runs of rows, of one text, whose programs are kept: a prompt's, and 1 to 49 with drafts
 PROGRAM_BYTES = 10 << 10  # of a layer for one run of rows; 9.2 KiB were measured
 
 
@@ -75,7 +75,9 @@ class Programs:
         self._feed_forwards = feed_forwards
         self._ahead = ahead
         self._following = following
-        self._kept: dict[tuple[int, int], dict[Any, Made]] = {}  # by the rows' first and number
+        # by the rows' first and number; those used last stand last
+        self._kept: dict[tuple[int, int], dict[Any, Made]] = {}
+        self._held = 0  # programs in it
         self._moves = 0  # of the scratch, when they were made
         self.made = 0  # so far
 
@@ -138,7 +140,9 @@ class Programs:
         none."""
         if self._moves != self._scratch.moves:
             self._forget()
-        found = self._kept.get((begin, n), {}).get(key)
+        of_rows = self._kept.pop((begin, n), {})
+        self._kept[begin, n] = of_rows
+        found = of_rows.get(key)
         if found is not None:
             return found
         while True:
@@ -150,9 +154,10 @@ class Programs:
             self._forget()
         self.made += 1
         first.keep(layer, kv)  # what the key names stays alive, so no other thing gets its id
-        if (begin, n) not in self._kept and len(self._kept) >= _KEPT:
-            self._forget_rows(next(iter(self._kept)))
         made = self._kept.setdefault((begin, n), {})[key] = Made(first.program(), last)
+        self._held += 1
+        while self._held > KEPT * self._config.layers and len(self._kept) > 1:
+            self._forget_rows(next(iter(self._kept)))
         return made
 
     def _mixing(self, layer: LayerWeights) -> _Mixing:
@@ -177,6 +182,7 @@ class Programs:
 
     def _forget(self) -> None:
         self._kept.clear()
+        self._held = 0
         for each in self._feed_forwards():
             each.forget()
         self._moves = self._scratch.moves
@@ -184,7 +190,7 @@ class Programs:
     def _forget_rows(self, rows: tuple[int, int]) -> None:
         """What was made for these, (first, number), is not used any more."""
         begin, n = rows
-        del self._kept[rows]
+        self._held -= len(self._kept.pop(rows))
         if not begin:
             for each in self._feed_forwards():
                 each.forget(n)

@@ -50,6 +50,22 @@ def cache(model: Transformer) -> KvCache:
     return KvCache(model.config, 128)
 
 
+def test_programs_are_kept_up_to_a_number_and_no_bit_depends_on_it(
+    model, texts, alone, monkeypatch
+) -> None:
+    monkeypatch.setattr("diskmoe.engine.model.programs.KEPT", 3)
+    programs = model._programs
+    together, (first, second) = Together(model), (cache(model), cache(model))
+    for n in (1, 2, 3, 2, 1, 3):
+        parts = [Part(kv, texts[i][kv.length :][:n], "all") for i, kv in enumerate((first, second))]
+        for i, answer in enumerate(together.forward(parts)):
+            begin = (first, second)[i].length - n
+            assert [row.tobytes() for row in answer.logits] == alone[i][begin : begin + n]
+        assert programs._held == sum(map(len, programs._kept.values()))
+        of_last = len(programs._kept[0, 2 * n])  # the run in use may be larger than the number
+        assert programs._held <= max(3 * model.config.layers, of_last)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_every_text_gets_the_bits_of_its_own_forwards(model, texts, alone, seed) -> None:
     rng = np.random.default_rng(seed)
