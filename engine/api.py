@@ -225,6 +225,11 @@ class Model:
             raise BadRequest(f"logprobs is {logprobs}; it must be from 0 to {self.config.vocab}")
         if limit < 1:
             raise BadRequest(f"limit is {limit}; it must be at least 1")
+        for name, given in (("stop", stop), ("triggers", triggers)):
+            if isinstance(given, str):  # its characters would be taken one by one
+                raise BadRequest(f"{name} is {given[:40]!r}; it must be a list of such texts")
+        if isinstance(prompt, bytes):  # they would be taken for token ids
+            raise BadRequest("the prompt is bytes; it must be text or a list of token ids")
         if isinstance(prompt, str):
             prompt = self.text.encode_prompt(prompt)
         elif not isinstance(prompt, Prompt):

@@ -110,6 +110,8 @@ class Llama:
         )
         if isinstance(prompt, str):
             given = self._model.text.encode_prompt(prompt, chat="0")
+        elif isinstance(prompt, bytes):
+            raise BadRequest("the prompt is bytes; it must be text or a list of token ids")
         else:
             given = Prompt(tuple(prompt), "given as token ids", in_chat=False)
         answer = self._answer(
@@ -190,6 +192,12 @@ class Llama:
         """The bytes that tokens print. special: those of special tokens, too."""
         tokenizer = self._tokenizer
         named = tokenizer.special_text if special else {}
+        count = len(tokenizer.token_bytes)
+        for token in tokens:
+            if not 0 <= token < count:
+                raise BadRequest(
+                    f"token {token} is none of the model: ids are from 0 to {count - 1}"
+                )
         return b"".join(
             named[token].encode() if token in named else tokenizer.token_bytes[token] or b""
             for token in tokens

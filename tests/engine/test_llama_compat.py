@@ -229,3 +229,11 @@ def test_what_is_not_built_raises(llm: Llama, how: dict[str, Any], said: str) ->
 def test_what_a_cpu_has_not_raises_before_anything_is_read(how: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=next(iter(how))):
         Llama("/no/such/model", **how)
+
+
+def test_ids_that_the_model_has_not_and_bytes_for_a_prompt_are_refused(llm: Llama) -> None:
+    for token in (-1, llm.n_vocab()):
+        with pytest.raises(BadRequest, match=f"token {token} is none of the model: ids are from 0"):
+            llm.detokenize([token])
+    with pytest.raises(BadRequest, match="the prompt is bytes"):
+        llm(b"Hello")  # pyright: ignore[reportArgumentType]

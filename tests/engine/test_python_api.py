@@ -141,3 +141,17 @@ def test_a_call_that_nobody_asked_for_is_said() -> None:
     turn = Turn(Answer(run, Thinking.none(), Reader(form, None)))
     assert turn.answer() == "{}"
     assert set(turn.message) == {"role", "content"}
+
+
+@pytest.mark.parametrize("name", ["stop", "triggers"])
+def test_a_text_where_a_list_of_them_is_wanted_is_not_taken_letter_by_letter(
+    model: Model, name: str
+) -> None:
+    words: dict[str, Any] = {name: "END"}
+    with pytest.raises(BadRequest, match=f"{name} is 'END'; it must be a list of such texts"):
+        model.generate("Hello", **words)
+
+
+def test_bytes_are_not_taken_for_token_ids(model: Model) -> None:
+    with pytest.raises(BadRequest, match="the prompt is bytes"):
+        model.generate(b"Hello")
