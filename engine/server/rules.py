@@ -8,14 +8,22 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 
 from diskmoe.engine.server.refusals import Refusal
 
+BODIES = 2  # as long as a body may be, that all bodies together may be while they are read
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+
+
+@dataclass
+class _Coming:
+    """Bodies of which not all is there yet."""
+
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,7 @@ class Rules:
     api_key: str | None = None
     most_bytes: int = 8 << 20  # of a request's body
     hosts: tuple[str, ...] | None = LOOPBACK  # names that a request may call us by; None: any
+    coming: _Coming = field(default_factory=_Coming)
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raises Refusal for who may not ask."""
@@ -62,14 +71,25 @@ class Rules:
         with suppress(ValueError):
             if int(request.headers.get("content-length", 0)) > most:
                 raise too_long
+        coming = self.coming
         try:
             async for chunk in request.stream():
                 body += chunk
+                coming.bytes += len(chunk)
                 if len(body) > most:
                     raise too_long
+                if coming.bytes > BODIES * most:
+                    raise Refusal(
+                        429,
+                        f"the bodies of requests are longer than {BODIES * most} bytes together: "
+                        "try again later",
+                        code="queue_full",
+                    )
+            return bytes(body)
         except ClientDisconnect:
             raise Refusal(499, "the client has left") from None
-        return bytes(body)
+        finally:
+            coming.bytes -= len(body)
 
 
 def _name(host: str) -> str:

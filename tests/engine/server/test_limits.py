@@ -41,6 +41,21 @@ def test_a_client_that_takes_nothing_holds_up_nobody_and_is_let_go_of(desk: Desk
         assert answered(address)
 
 
+def test_bodies_that_are_on_their_way_are_bounded_together(desk: Desk) -> None:
+    rules = Rules(most_bytes=1000)
+    with serving(desk, rules) as (_, address):
+        most = posted({**ASK, "prompt": "x" * 900})[:-10]  # the end of it never comes
+        with connected(address, most), connected(address, most):
+            until(lambda: rules.coming.bytes > 1600)
+            refused = httpx.post(
+                f"{address}/v1/completions", json={"prompt": "x" * 900}, timeout=20
+            )
+            assert refused.status_code == 429 and refused.headers["retry-after"]
+            assert refused.json()["error"]["message"].startswith("the bodies of requests are")
+        until(lambda: rules.coming.bytes == 0)
+        assert answered(address)
+
+
 @pytest.mark.parametrize("said", [0, 1, 25, 90])
 def test_a_client_that_does_not_say_all_of_it_is_let_go_of(desk: Desk, said: int) -> None:
     with serving(desk, connection=Hasty) as (server, address):
