@@ -87,16 +87,20 @@ def opened(browser: Any, address: str, **options: Any) -> Iterator[Watched]:
         watched.context.close()
 
 
-def test_an_answer_streams_and_the_map_follows(
-    browser: Any, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token takes a while, as a large model's does: an answer is there for seconds."""
     put = Mailbox.put
 
     def put_slowly(mailbox: Mailbox[Any], thing: Any) -> None:
-        time.sleep(0.002)  # a token takes a while, as a large model's does
+        time.sleep(0.005)
         put(mailbox, thing)
 
     monkeypatch.setattr(Mailbox, "put", put_slowly)
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_an_answer_streams_and_the_map_follows(browser: Any, address: str) -> None:
     with opened(browser, address) as watched:
         page = watched.page
         watched.until("$('#summary').textContent.includes('in memory')")
@@ -188,6 +192,7 @@ def test_markup_of_a_model_stays_text(browser: Any, address: str) -> None:
         assert page.inner_text(".thoughts summary") == "Thinking"
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_keys_send_break_stop_and_read(browser: Any, address: str) -> None:
     with opened(browser, address) as watched:
         page = watched.page
