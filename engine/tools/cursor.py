@@ -144,6 +144,4 @@ class Cursor:
     def _without(self, trailing: str, end: int) -> int:
         if trailing == "\n":
             return end - (end > self.at and self.text[end - 1] == "\n")
-        while trailing and end > self.at and self.text[end - 1].isspace():
-            end -= 1
-        return end
+        return self.at + len(self.text[self.at : end].rstrip()) if trailing else end
